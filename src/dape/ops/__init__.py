@@ -1,0 +1,1 @@
+"""Operators: pure functions over tensors and an encoding."""

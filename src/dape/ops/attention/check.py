@@ -1,0 +1,113 @@
+"""Refuse calls that cannot mean anything, in words that say what to do."""
+
+import torch
+from torch import Tensor
+
+from dape.positional.base import PositionalEncoding
+from dape.positional.grid import Grid
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise ValueError(f"q, k and v must be [batch, heads, tokens, width], got {shapes}")
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise ValueError(f"q, k and v must have the same batch size, got {shapes}")
+    if k.shape[1:3] != v.shape[1:3]:
+        raise ValueError(f"k and v must have the same heads and tokens, got {shapes}")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k must have the same width, got {shapes}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: the number of query heads must be a multiple"
+        )
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
+        raise TypeError(
+            f"q, k and v must have the same floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}; "
+            "convert them with .to(...), or use torch.autocast around the projections"
+        )
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}")
+    _check_encoding(q, pe)
+
+
+def _check_encoding(q: Tensor, pe: PositionalEncoding) -> None:
+    if not isinstance(pe, PositionalEncoding):
+        raise TypeError(f"pe must be a positional encoding, as dape.build(name, ...) gives; got {type(pe).__name__}")
+    if q.shape[1] != pe.dims.num_heads or q.shape[3] != pe.dims.head_dim:
+        raise ValueError(
+            f"the encoding was built for {pe.dims.num_heads} heads of width {pe.dims.head_dim}, "
+            f"but q has {q.shape[1]} heads of width {q.shape[3]}"
+        )
+    for name, parameter in pe.named_parameters():
+        if parameter.device != q.device:
+            raise ValueError(f"q is on {q.device}, the encoding's {name} on {parameter.device}: move one with .to(...)")
+
+
+def check_causal(pe: PositionalEncoding, causal: bool) -> None:
+    if not causal and not pe.supports_bidirectional:
+        raise ValueError(f"{type(pe).__name__} is defined for causal attention only; call attention with causal=True")
+
+
+def make_grid(
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool,
+    q_pos: Tensor | None,
+    k_pos: Tensor | None,
+    key_padding_mask: Tensor | None,
+    q_document: Tensor | None = None,
+    k_document: Tensor | None = None,
+) -> Grid:
+    """The positions of a call: given ones, or keys 0, 1, 2, ... of which the queries are the last."""
+    queries, keys = q.shape[2], k.shape[2]
+    if (q_pos is None) != (k_pos is None):
+        raise ValueError("give both q_pos and k_pos, or neither (keys then count from 0 and the queries are the last)")
+    if (q_document is None) != (k_document is None):
+        raise ValueError("give both q_document and k_document, or neither")
+    _check_mask(key_padding_mask, q, keys)
+    for name, ids, length in (("q_document", q_document, queries), ("k_document", k_document, keys)):
+        if ids is not None:
+            _check_integers(name, ids, q, length)
+    extra = {"key_padding_mask": key_padding_mask, "q_document": q_document, "k_document": k_document}
+    if q_pos is None or k_pos is None:
+        if causal and queries > keys:
+            raise ValueError(
+                f"{queries} queries but only {keys} keys: without q_pos and k_pos the queries are the last keys. "
+                "Pass both to say where the queries stand"
+            )
+        plain = Grid.of_length(queries, keys, causal=causal, device=q.device)
+        return Grid(q_index=plain.q_index, k_index=plain.k_index, causal=causal, offset=plain.offset, **extra)
+    _check_integers("q_pos", q_pos, q, queries)
+    _check_integers("k_pos", k_pos, q, keys)
+    return Grid(q_index=q_pos, k_index=k_pos, causal=causal, offset=_known_offset(q_pos, k_pos), **extra)
+
+
+def _known_offset(q_pos: Tensor, k_pos: Tensor) -> int | None:
+    """Recognise consecutive positions, which allow faster computation. Not while compiling: it reads values."""
+    if torch.compiler.is_compiling() or q_pos.dim() > 1 or k_pos.dim() > 1 or not (len(q_pos) and len(k_pos)):
+        return None
+    if bool((q_pos.diff() == 1).all()) and bool((k_pos.diff() == 1).all()):
+        return int(q_pos[0] - k_pos[0])
+    return None
+
+
+def _check_integers(name: str, values: Tensor, q: Tensor, length: int) -> None:
+    if values.is_floating_point() or values.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers, got {values.dtype}")
+    if values.shape not in ((length,), (q.shape[0], length)):
+        raise ValueError(f"{name} must be [{length}] or [{q.shape[0]}, {length}], got {list(values.shape)}")
+    if values.device != q.device:
+        raise ValueError(f"{name} is on {values.device}, q on {q.device}")
+
+
+def _check_mask(mask: Tensor | None, q: Tensor, keys: int) -> None:
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise TypeError(f"key_padding_mask must be boolean with True for padding, got {mask.dtype}")
+    if mask.shape != (q.shape[0], keys):
+        raise ValueError(f"key_padding_mask must be [batch, keys] = [{q.shape[0]}, {keys}], got {list(mask.shape)}")
+    if mask.device != q.device:
+        raise ValueError(f"key_padding_mask is on {mask.device}, q on {q.device}")

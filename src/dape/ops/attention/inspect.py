@@ -1,0 +1,77 @@
+"""What attention computes on the way, for chosen query rows: the material of the visualisations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dape.ops.attention.check import check_causal, check_tensors, make_grid
+from dape.ops.attention.reference import masked_softmax, scaled_scores
+from dape.positional.base import AdditiveBias, PositionalEncoding
+from dape.positional.dape import DapeWrapper
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intermediates:
+    """Every stage of the chosen rows. Scores, bias, f and logits are unmasked; weights are what values are summed with."""
+
+    rows: Int[Tensor, " r"]
+    scores: Float[Tensor, "b h r k"]
+    """A: scaled scores of (rotated) queries and keys."""
+    bias: Float[Tensor, "*b h r k"] | None
+    """B of an additive encoding or of the one inside DAPE, else None."""
+    f: Float[Tensor, "b h r k"] | None
+    """The output of DAPE's f alone, None for other encodings."""
+    logits: Float[Tensor, "b h r k"]
+    weights: Float[Tensor, "b h r k"]
+    visible: Bool[Tensor, "*b r k"] | None
+
+
+def intermediates(
+    q: Float[Tensor, "b h q d"],
+    k: Float[Tensor, "b g k d"],
+    pe: PositionalEncoding,
+    *,
+    rows: Sequence[int] | slice | None = None,
+    causal: bool = True,
+    q_pos: Int[Tensor, "*b q"] | None = None,
+    k_pos: Int[Tensor, "*b k"] | None = None,
+    key_padding_mask: Bool[Tensor, "b k"] | None = None,
+) -> Intermediates:
+    """Scores, bias, f, logits and weights of the given query rows (negative ones count from the end; default: all).
+
+    The same hooks as in :func:`dape.attention` run on the same positions, so ``weights @ v`` is its output.
+    """
+    check_tensors(q, k, k, pe)
+    grid = make_grid(q, k, causal=causal, q_pos=q_pos, k_pos=k_pos, key_padding_mask=key_padding_mask)
+    index = _row_index(rows, q.shape[2], q.device)
+    pe, grid = pe.settle(grid)
+    check_causal(pe, causal)
+    with torch.autocast(q.device.type, enabled=False):
+        q, k = pe.rotate(q, k, grid)
+        q, grid = q[:, :, index], grid.rows(index)
+        scores = scaled_scores(q, k)
+        logits = pe.logits(scores, q, k, grid)
+        if isinstance(pe, DapeWrapper):
+            bias, f = pe.base_bias(grid), pe.mixed(scores, grid)
+        else:
+            bias, f = (pe.bias_on(grid) if isinstance(pe, AdditiveBias) else None), None
+        visible = grid.visible()
+        weights = masked_softmax(logits, visible)
+    return Intermediates(
+        rows=index, scores=scores, bias=bias, f=f, logits=logits, weights=weights, visible=visible
+    )
+
+
+def _row_index(rows: Sequence[int] | slice | None, queries: int, device: torch.device) -> Int[Tensor, " r"]:
+    everything = torch.arange(queries, device=device)
+    if rows is None:
+        return everything
+    if isinstance(rows, slice):
+        return everything[rows]
+    outside = [r for r in rows if not -queries <= r < queries]
+    if outside:
+        raise ValueError(f"rows {outside} do not exist: there are {queries} query rows")
+    return everything[list(rows)]

@@ -1,0 +1,176 @@
+"""``attention``: the one signature, and the honest choice of an implementation."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args, overload
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dape.ops.attention.check import check_causal, check_tensors, make_grid
+from dape.ops.attention.lag_tiles import lag_attention
+from dape.ops.attention.reference import reference_attention, share_heads
+from dape.ops.attention.row_blocks import row_block_attention
+from dape.positional.base import LagForm, PositionalEncoding
+from dape.positional.grid import Grid
+
+Impl = Literal["auto", "reference", "blocked", "sdpa"]
+
+SMALL_CELLS = 1 << 18
+"""Up to this many batch x head x query x key cells an encoding without lag tables is computed at once."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which implementation computes a call, and why."""
+
+    impl: Literal["reference", "blocked", "sdpa"]
+    kernel: Literal["whole matrix", "lag tiles", "row blocks", "torch sdpa"]
+    reason: str
+
+
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding, *, explain: Literal[True], **kwargs: object
+) -> tuple[Tensor, Choice]: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pe: PositionalEncoding,
+    *,
+    causal: bool = True,
+    q_pos: Tensor | None = None,
+    k_pos: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    q_document: Tensor | None = None,
+    k_document: Tensor | None = None,
+    impl: Impl = "auto",
+    explain: Literal[False] = False,
+) -> Tensor: ...
+
+
+def attention(
+    q: Float[Tensor, "b h q d"],
+    k: Float[Tensor, "b g k d"],
+    v: Float[Tensor, "b g k e"],
+    pe: PositionalEncoding,
+    *,
+    causal: bool = True,
+    q_pos: Int[Tensor, "*b q"] | None = None,
+    k_pos: Int[Tensor, "*b k"] | None = None,
+    key_padding_mask: Bool[Tensor, "b k"] | None = None,
+    q_document: Int[Tensor, "*b q"] | None = None,
+    k_document: Int[Tensor, "*b k"] | None = None,
+    impl: Impl = "auto",
+    explain: bool = False,
+) -> Float[Tensor, "b h q e"] | tuple[Float[Tensor, "b h q e"], Choice]:
+    """Attention with any positional encoding: ``softmax(mask(pe.logits(q k' / sqrt(d)))) v``.
+
+    Without positions, keys count from 0 and the queries are the last of them (so a KV cache works as it is). With
+    ``causal`` a key is visible if its position is not larger than the query's. ``key_padding_mask`` is True at padding.
+    ``q_document``/``k_document`` number the documents of a packed batch, which then do not see each other; without
+    them, positions that start anew would let later documents be seen. Rows that see nothing return zeros.
+
+    ``g`` key/value heads may be fewer than ``h`` query heads (grouped-query attention). Half-precision inputs are
+    computed in float32 and returned in their own dtype.
+
+    ``impl``: ``reference`` (the definition, memory quadratic), ``blocked`` (exact, memory linear in the length),
+    ``sdpa`` (PyTorch's fused attention, where the logits are plain scores), or ``auto``. With ``explain=True`` the
+    :class:`Choice` that was made is returned too.
+    """
+    check_tensors(q, k, v, pe)
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl={impl!r} is not known; choose one of {', '.join(get_args(Impl))}")
+    grid = make_grid(
+        q,
+        k,
+        causal=causal,
+        q_pos=q_pos,
+        k_pos=k_pos,
+        key_padding_mask=key_padding_mask,
+        q_document=q_document,
+        k_document=k_document,
+    )
+    pe, grid = pe.settle(grid)
+    check_causal(pe, causal)
+    # Autocast would move scores, f and softmax to half precision behind our back.
+    with torch.autocast(q.device.type, enabled=False):
+        form = lag_form_on(pe, grid)
+        choice = choose(q, k, grid, form, impl)
+        q, k = pe.rotate(q, k, grid)
+        out = _run(choice, q, k, v, pe, grid, form)
+    return (out, choice) if explain else out
+
+
+def lag_form_on(pe: PositionalEncoding, grid: Grid) -> LagForm | None:
+    """The encoding's tables over the lags of a grid, largest lag first; None if either has no such form."""
+    if grid.offset is None or grid.q_document is not None:
+        return None
+    queries, keys = grid.q_index.shape[-1], grid.k_index.shape[-1]
+    if queries == 0 or keys == 0:
+        return None
+    lags = (grid.offset + queries - 1) - torch.arange(queries + keys - 1, device=grid.q_index.device)
+    return pe.lag_form(grid.read_lag(lags), causal=grid.causal)
+
+
+def choose(q: Tensor, k: Tensor, grid: Grid, form: LagForm | None, impl: Impl) -> Choice:
+    plain = form is not None and form.static is None and form.mix is None
+    blocked = (
+        Choice("blocked", "lag tiles", "logits are tables over lags")
+        if form is not None
+        else Choice("blocked", "row blocks", "logits need whole rows, or positions are not consecutive")
+    )
+    cells = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    match impl:
+        case "reference":
+            return Choice("reference", "whole matrix", "asked for")
+        case "blocked":
+            return blocked
+        case "sdpa":
+            if not plain:
+                raise ValueError(
+                    "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, "
+                    "rope, pi, yarn) on consecutive positions; use impl='auto'"
+                )
+            return Choice("sdpa", "torch sdpa", "asked for")
+    if plain:
+        return Choice("sdpa", "torch sdpa", "the encoding leaves the logits alone, so PyTorch's fused attention is exact")
+    if form is None and cells <= SMALL_CELLS:
+        return Choice("reference", "whole matrix", f"only {cells} cells, and no tables over lags")
+    return blocked
+
+
+def _run(
+    choice: Choice, q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding, grid: Grid, form: LagForm | None
+) -> Tensor:
+    if q.shape[2] == 0 or k.shape[2] == 0:
+        return q.new_zeros(*q.shape[:-1], v.shape[-1])
+    match choice.kernel:
+        case "whole matrix":
+            return reference_attention(q, k, v, pe, grid)
+        case "row blocks":
+            return row_block_attention(q, k, v, pe, grid)
+        case "torch sdpa":
+            return _sdpa(q, k, v, grid)
+        case "lag tiles":
+            assert form is not None and grid.offset is not None
+            mask = grid.key_padding_mask
+            return lag_attention(q, k, v, form, offset=grid.offset, causal=grid.causal, key_padding_mask=mask)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    k, v = share_heads(k, q.shape[1]), share_heads(v, q.shape[1])
+    square = q.shape[2] == k.shape[2] and grid.offset == 0
+    decoding = q.shape[2] == 1 and grid.offset == k.shape[2] - 1
+    if grid.key_padding_mask is None and (square or decoding or not grid.causal):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=grid.causal and square)
+    visible = grid.visible()
+    assert visible is not None
+    visible = visible.unsqueeze(-3)
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+    # PyTorch leaves rows that see nothing undefined.
+    return out.masked_fill(~visible.any(-1, keepdim=True), 0.0)

@@ -1,0 +1,68 @@
+"""Threads over tiles.
+
+A tile's operations are too short to be split across cores efficiently (measured: two threads inside them gain little,
+two tiles side by side gain 2x), so on a CPU each of torch's threads gets tiles of its own and runs them alone. The
+assignment is fixed in advance: the same number of threads gives the same bits.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def run_shares(work: Callable[[Sequence[Job]], Result], shares: Sequence[Sequence[Job]]) -> list[Result]:
+    """``work`` on every share, each on its own single-threaded worker, results in order."""
+    if len(shares) == 1:
+        with torch.no_grad():
+            return [work(shares[0])]
+    inference = torch.is_inference_mode_enabled()
+
+    def task(share: Sequence[Job]) -> Result:
+        # Grad and inference mode belong to a thread; ours are those of the caller.
+        with torch.inference_mode(inference), torch.no_grad():
+            return work(share)
+
+    futures = [_pool(torch.get_num_threads()).submit(task, share) for share in shares]
+    return [future.result() for future in futures]
+
+
+def balanced_shares(jobs: Sequence[Job], cost: Callable[[Job], float], workers: int) -> list[list[Job]]:
+    """Longest job first, always to the least loaded worker. Deterministic."""
+    shares: list[list[Job]] = [[] for _ in range(max(1, min(workers, len(jobs))))]
+    load = [0.0] * len(shares)
+    for job in sorted(jobs, key=cost, reverse=True):
+        lightest = load.index(min(load))
+        shares[lightest].append(job)
+        load[lightest] += cost(job)
+    return shares
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(workers: int) -> ThreadPoolExecutor:
+    """Worker threads whose operations stay on one core."""
+    started = threading.Barrier(workers + 1)
+
+    def become_single_threaded() -> None:
+        torch.set_num_threads(1)
+        started.wait()
+
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="dape", initializer=become_single_threaded)
+    for _ in range(workers):
+        pool.submit(lambda: None)
+    started.wait()
+    # set_num_threads is also the default of threads born later; give theirs back.
+    torch.set_num_threads(workers)
+    return pool
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked child inherits the pool object but none of its threads.
+    os.register_at_fork(after_in_child=_pool.cache_clear)

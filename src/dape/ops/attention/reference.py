@@ -1,0 +1,46 @@
+"""The definition of correct: the whole score matrix, in the order scores, encoding, mask, softmax, values."""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dape.positional.base import PositionalEncoding, accumulation_dtype
+from dape.positional.grid import Grid
+
+
+def reference_attention(
+    q: Float[Tensor, "b h q d"],
+    k: Float[Tensor, "b g k d"],
+    v: Float[Tensor, "b g k e"],
+    pe: PositionalEncoding,
+    grid: Grid,
+) -> Float[Tensor, "b h q e"]:
+    """q and k are already rotated. Works in any floating dtype; half precision is computed in float32."""
+    logits = pe.logits(scaled_scores(q, k), q, k, grid)
+    weights = masked_softmax(logits, grid.visible())
+    return (weights @ share_heads(v, q.shape[1]).to(weights.dtype)).to(q.dtype)
+
+
+def scaled_scores(q: Float[Tensor, "b h q d"], k: Float[Tensor, "b g k d"]) -> Float[Tensor, "b h q k"]:
+    dtype = accumulation_dtype(q.dtype)
+    keys = share_heads(k, q.shape[1]).to(dtype)
+    return (q.to(dtype) / math.sqrt(q.shape[-1])) @ keys.transpose(-1, -2)
+
+
+def masked_softmax(
+    logits: Float[Tensor, "b h q k"], visible: Bool[Tensor, "*b #q k"] | None
+) -> Float[Tensor, "b h q k"]:
+    """Softmax over visible keys; a row that sees none is all zeros, with zero gradients."""
+    if visible is None:
+        return logits.softmax(-1)
+    hidden = ~visible.unsqueeze(-3)
+    weights = logits.masked_fill(hidden, torch.finfo(logits.dtype).min).softmax(-1)
+    return weights.masked_fill(hidden, 0.0)
+
+
+def share_heads(x: Float[Tensor, "b g k d"], num_heads: int) -> Float[Tensor, "b h k d"]:
+    """Key or value heads repeated for the query heads that share them."""
+    groups = num_heads // x.shape[1]
+    return x if groups == 1 else x.repeat_interleave(groups, dim=1)

@@ -1,0 +1,47 @@
+"""Any encoding with memory linear in the length: the reference on one block of query rows at a time.
+
+Exact because a hook may only look along a row. The backward pass recomputes each block instead of storing it.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from dape.ops.attention.reference import reference_attention
+from dape.ops.attention.tiling import plan_tiles
+from dape.positional.base import PositionalEncoding, accumulation_dtype
+from dape.positional.grid import Grid
+
+BLOCK_BYTES = 16 << 20
+"""Per plane of all heads. Larger than a cache: here the number of Python steps matters as well."""
+
+
+def row_block_attention(
+    q: Float[Tensor, "b h q d"],
+    k: Float[Tensor, "b g k d"],
+    v: Float[Tensor, "b g k e"],
+    pe: PositionalEncoding,
+    grid: Grid,
+) -> Float[Tensor, "b h q e"]:
+    cut_keys = grid.causal and grid.offset is not None and not pe.reads_hidden_columns
+    blocks = plan_tiles(
+        batch=1,
+        queries=q.shape[2],
+        keys=k.shape[2],
+        offset=grid.offset if cut_keys else None,
+        planes=q.shape[0] * q.shape[1],
+        itemsize=accumulation_dtype(q.dtype).itemsize,
+        budget=BLOCK_BYTES,
+    )
+    recompute = torch.is_grad_enabled()
+    outputs = []
+    for block in reversed(blocks):
+        rows, keys = slice(block.i0, block.i1), block.keys
+        part = grid.rows(rows).first_keys(keys) if cut_keys else grid.rows(rows)
+        args = (q[:, :, rows], k[:, :, :keys], v[:, :, :keys], pe, part)
+        if recompute:
+            outputs.append(checkpoint(reference_attention, *args, use_reentrant=False, preserve_rng_state=False))
+        else:
+            outputs.append(reference_attention(*args))
+    return torch.cat(outputs, dim=2) if outputs else q.new_zeros(*q.shape[:-1], v.shape[-1])

@@ -1,0 +1,1 @@
+"""Positional encodings: the interface, the catalogue, and one file per encoding."""

@@ -1,0 +1,185 @@
+"""The interface every positional encoding implements.
+
+Position can enter a transformer in three places, so an encoding has three hooks, all identity by default:
+
+* ``embed(x, positions)``: add something to the token embeddings (sinusoidal, learned);
+* ``rotate(q, k, grid)``: turn queries and keys (rope, pi, yarn);
+* ``logits(scores, q, k, grid)``: change the scaled scores before mask and softmax (every bias, cope, dape, ...).
+
+A model calls all three unconditionally and never asks for a name. :class:`PositionalEncoding` itself is NoPE.
+Most new encodings subclass :class:`RelativeBias` and write one method, ``bias_at(lag, causal=...)``.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from dape.positional.grid import Grid
+
+LEAKY_SLOPE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionDims:
+    """The shape of the attention an encoding is built for."""
+
+    num_heads: int
+    head_dim: int
+    train_length: int
+    """Longest sequence seen in training; read by fire, pi, yarn and the randomised pool."""
+    model_dim: int
+    """Width of the token embeddings; read by the encodings that act there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """f of DAPE with the part that does not depend on content evaluated: ``w2 . leaky(wa . A + pre)``."""
+
+    wa: Float[Tensor, "D h"]
+    pre: Float[Tensor, "D n"]
+    w2: Float[Tensor, "h D"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LagForm:
+    """Logits in closed form, ``A + static[lag] + w2 . leaky(wa . A + pre[lag])``, with tables over lags.
+
+    An operator that knows nothing about encodings can compute this with memory linear in the length and return the
+    gradients of the tables; autograd carries them on to the parameters that the tables were made from.
+    """
+
+    static: Float[Tensor, "h n"] | None = None
+    mix: Mix | None = None
+
+
+class PositionalEncoding(nn.Module):
+    """NoPE: nothing is added anywhere; under a causal mask the model can still count."""
+
+    dape_base: ClassVar[bool] = True
+    """Whether DAPE may be put on top: true for encodings that add a bias or leave the logits alone."""
+    supports_bidirectional: ClassVar[bool] = True
+    reads_hidden_columns: bool = False
+    """A row's logits change with the number of keys beyond its last visible one, so blocks must keep all keys."""
+
+    _precision: Tensor
+
+    def __init__(self, dims: AttentionDims) -> None:
+        super().__init__()
+        self.dims = dims
+        # Follows .double()/.bfloat16() like a parameter would, so that parameter-free encodings know the wanted dtype.
+        self.register_buffer("_precision", torch.empty(0), persistent=False)
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The dtype positions are evaluated in: float64 after ``.double()``, else float32."""
+        return accumulation_dtype(self._precision.dtype)
+
+    def embed(self, x: Float[Tensor, "*b t m"], positions: Int[Tensor, "*#b t"]) -> Float[Tensor, "*b t m"]:
+        return x
+
+    def rotate(
+        self, q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
+    ) -> tuple[Float[Tensor, "*b h q d"], Float[Tensor, "*b g k d"]]:
+        return q, k
+
+    def logits(
+        self,
+        scores: Float[Tensor, "*b h q k"],
+        q: Float[Tensor, "*b h q d"],
+        k: Float[Tensor, "*b g k d"],
+        grid: Grid,
+    ) -> Float[Tensor, "*b h q k"]:
+        """Scaled scores in, logits out. The caller masks afterwards; a hook must not let hidden keys leak."""
+        return scores
+
+    def lag_form(self, lag: Int[Tensor, " n"], *, causal: bool) -> LagForm | None:
+        """The same logits as tables over ``lag``, or None if they do not depend on position through lags alone."""
+        overridden = type(self).logits is not PositionalEncoding.logits
+        return None if overridden else LagForm()
+
+    def settle(self, grid: Grid) -> tuple["PositionalEncoding", Grid]:
+        """Called once at the start of an attention call: the encoding and the grid to compute with."""
+        return self, grid
+
+    def project_(self) -> None:
+        """Put constrained parameters back into their range; training calls this after every optimizer step."""
+        for child in self.children():
+            if isinstance(child, PositionalEncoding):
+                child.project_()
+
+    @classmethod
+    def defaults_inside_dape(cls, hidden: int) -> dict[str, Any]:
+        """Options that differ when this encoding is the base of a DAPE of the given hidden width."""
+        return {}
+
+
+class AdditiveBias(PositionalEncoding):
+    """Logits = scores + B, where B depends on positions but never on content. Implement ``bias_on``."""
+
+    @abstractmethod
+    def bias_on(self, grid: Grid) -> Float[Tensor, "*b h q k"]:
+        """B on every cell of the grid, in float32 or better."""
+
+    def bias(
+        self, q_pos: Int[Tensor, "*b q"], k_pos: Int[Tensor, "*b k"], *, causal: bool = True
+    ) -> Float[Tensor, "*b h q k"]:
+        """B for queries and keys at the given positions; hidden cells of a causal bias hold no meaning."""
+        return self.bias_on(Grid(q_index=q_pos, k_index=k_pos, causal=causal))
+
+    def logits(
+        self,
+        scores: Float[Tensor, "*b h q k"],
+        q: Float[Tensor, "*b h q d"],
+        k: Float[Tensor, "*b g k d"],
+        grid: Grid,
+    ) -> Float[Tensor, "*b h q k"]:
+        return scores + self.bias_on(grid)
+
+
+class RelativeBias(AdditiveBias):
+    """An additive bias that depends on the lag i - j alone. Implement ``bias_at``."""
+
+    @abstractmethod
+    def bias_at(self, lag: Int[Tensor, "*s"], *, causal: bool) -> Float[Tensor, "h *s"]:
+        """B at each lag, heads first. In the causal form negative lags are hidden; any finite value will do."""
+
+    def bias_on(self, grid: Grid) -> Float[Tensor, "*b h q k"]:
+        return self.bias_at(grid.lag(), causal=grid.causal).movedim(0, -3)
+
+    def lag_form(self, lag: Int[Tensor, " n"], *, causal: bool) -> LagForm | None:
+        if type(self).logits is not AdditiveBias.logits:
+            return None
+        return LagForm(static=self.bias_at(lag, causal=causal))
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Positions, f and softmax are computed in float32, or in float64 when the input already is."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def accurate(x: Tensor) -> Tensor:
+    """``x`` in at least float32: half-precision parameters must not round positions (bf16 is exact only to 256)."""
+    return x.to(accumulation_dtype(x.dtype))
+
+
+def column(x: Float[Tensor, " h"], like: Tensor) -> Float[Tensor, "h *ones"]:
+    """One accurate value per head, ready to broadcast against ``like`` of any shape, heads in front."""
+    return accurate(x).view(-1, *(1,) * like.dim())
+
+
+def asymmetric_distance(lag: Int[Tensor, "*s"], *, causal: bool, form: str) -> Float[Tensor, "*s"]:
+    """How far away a key counts as being.
+
+    Causal: the lag, and 0 for hidden keys. Bidirectional ``past_bonus``: past keys are half a step nearer, which breaks
+    the symmetry between left and right (DeepMind's ALiBi); ``symmetric``: the plain distance; ``tril``: as causal.
+    """
+    if causal or form == "tril":
+        return lag.clamp(min=0).float()
+    distance = lag.abs().float()
+    if form == "past_bonus":
+        distance = distance - 0.5 * (lag > 0)
+    return distance

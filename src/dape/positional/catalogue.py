@@ -1,0 +1,130 @@
+"""The catalogue of positional encodings: one line each. This module does not import torch, so listing is instant.
+
+To add an encoding: write ``positional/<name>.py`` and add its line to ``ENTRIES``. Outside of this package, call
+:func:`register`. Names compose: ``dape-<base>`` and ``dape-v2-<base>`` put DAPE on a base that allows it,
+``randomized-<anything>`` reads it through randomised positions.
+"""
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dape.positional.base import PositionalEncoding
+
+DAPE, DAPE_V2, RANDOMIZED = "dape-", "dape-v2-", "randomized-"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What ``dape list`` shows of an encoding, and where its class is."""
+
+    name: str
+    target: "str | type[PositionalEncoding]"
+    """``module:Class`` within dape.positional, or the class itself."""
+    hook: str
+    """Where position enters: none, embed, rotate, bias (an additive bias in the logits) or logits."""
+    equation: str
+    learns: str
+    """Learnable parameters per layer."""
+    extrapolates: str
+    """Beyond the training length, as reported in the literature."""
+    bidirectional: bool = True
+    """Has a form for attention without causal mask."""
+    dape: bool = False
+    """DAPE may be put on top of it."""
+
+    def load(self) -> "type[PositionalEncoding]":
+        if not isinstance(self.target, str):
+            return self.target
+        module, _, name = self.target.partition(":")
+        return getattr(importlib.import_module(f"dape.positional.{module}"), name)
+
+
+_LINES = [
+    Entry("nope", "base:PositionalEncoding", "none", "A", "nothing", "weakly", dape=True),
+    Entry("sinusoidal", "sinusoidal:Sinusoidal", "embed", "x_p + [sin(p w), cos(p w)]", "nothing", "no"),
+    Entry("learned", "learned:Learned", "embed", "x_p + E[p]", "E (rows, model), once", "impossible past its table"),
+    Entry("rope", "rope:Rope", "rotate", "q, k turned by p w_m", "nothing", "no, collapses by 2x", dape=True),
+    Entry("pi", "rope:PositionInterpolation", "rotate", "rope at p / s", "nothing", "with tuning", dape=True),
+    Entry("yarn", "yarn:Yarn", "rotate", "rope, slow w_m / s, sharpened", "nothing", "partly", dape=True),
+    Entry("t5", "t5:T5", "bias", "A + E[bucket(i-j)]", "E (32, h), shared", "short range only", dape=True),
+    Entry("alibi", "alibi:Alibi", "bias", "A - m_h |i-j|", "nothing", "yes, stays local", dape=True),
+    Entry("kerple", "kerple:Kerple", "bias", "A - r1 log(1 + r2 |i-j|)", "r1, r2 (h)", "partly", dape=True),
+    Entry("kerple-power", "kerple:KerplePower", "bias", "A - r1 |i-j|^r2", "r1, r2 (h)", "partly", dape=True),
+    Entry("sandwich", "sandwich:Sandwich", "bias", "A + (sum_m cos((i-j) w_m) - w/2) h_max/8h", "nothing", "yes, mostly", dape=True),
+    Entry("fire", "fire:Fire", "bias", "A + MLP(psi(i-j) / psi(max(L, i)))", "MLP 1-32-h, c, L", "depends on L", dape=True),
+    Entry("transformer-xl", "transformer_xl:TransformerXL", "logits", "A + [u k + (q+v) W s(i-j)] / sqrt(d)", "u, v (h, d), W (hd, hd)", "fairly"),
+    Entry("cope", "cope:Cope", "logits", "A + q E[sum of gates]", "E (d, 64)", "poorly", bidirectional=False),
+]  # fmt: skip
+
+ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _LINES}
+
+
+def encodings() -> Mapping[str, Entry]:
+    """Every name :func:`dape.build` accepts, except that any of them may also be prefixed with ``randomized-``."""
+    return {**ENTRIES, **{e.name: e for base in ENTRIES.values() if base.dape for e in _dape_entries(base)}}
+
+
+def _dape_entries(base: Entry) -> list[Entry]:
+    has_bias = base.hook == "bias"
+    f, inputs = ("A + B + f([A; B])", "2h") if has_bias else ("A + f(A)", "h")
+    own = "" if base.learns == "nothing" else f" + {base.learns}"
+    on_top = replace(
+        base,
+        name=DAPE + base.name,
+        equation=f"{f}, {'B' if has_bias else 'A'} from {base.name}",
+        hook="logits" if base.hook in ("bias", "none") else f"{base.hook}, logits",
+        learns=f"f {inputs}-32-h{own}",
+        extrapolates="best in the paper" if has_bias else "not reported in the paper",
+        dape=False,
+    )
+    convolution = replace(
+        on_top,
+        name=DAPE_V2 + base.name,
+        equation=on_top.equation.replace("f(", "conv(").replace("conv([A; B])", "conv([A; B])"),
+        learns=on_top.learns.replace("f ", "conv 1x3 ", 1),
+        extrapolates="successor paper",
+    )
+    return [on_top, convolution]
+
+
+def find(name: str) -> Entry:
+    """The entry of a name without ``randomized-``, or an error that suggests the nearest one."""
+    known = encodings()
+    if name in known:
+        return known[name]
+    for prefix in (DAPE_V2, DAPE):
+        base = name.removeprefix(prefix)
+        if name.startswith(prefix) and base in ENTRIES:
+            allowed = ", ".join(sorted(e.name for e in ENTRIES.values() if e.dape))
+            raise ValueError(
+                f"dape cannot be put on {base!r}: it has neither an additive bias nor plain scores. "
+                f"Possible: {prefix}X with X one of {allowed}"
+            )
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"unknown positional encoding {name!r}.{hint} Known: {', '.join(sorted(ENTRIES))}; "
+        f"also dape-X, dape-v2-X and randomized-X (see `dape list`)"
+    )
+
+
+def register(
+    name: str,
+    encoding: "type[PositionalEncoding]",
+    *,
+    equation: str = "",
+    extrapolates: str = "unknown",
+    replace_existing: bool = False,
+) -> None:
+    """Add an encoding of your own: :func:`dape.build`, the CLI and the DAPE wraps then know it by ``name``."""
+    from dape.positional.describe import describe_class
+
+    if name in encodings() and not replace_existing:
+        raise ValueError(f"{name!r} is taken; choose another name or pass replace_existing=True")
+    if any(name.startswith(prefix) for prefix in (DAPE, RANDOMIZED)):
+        raise ValueError(f"{name!r} starts with a reserved prefix ({DAPE}, {RANDOMIZED}): register the base alone")
+    ENTRIES[name] = describe_class(name, encoding, equation=equation, extrapolates=extrapolates)

@@ -1,0 +1,221 @@
+"""DAPE (Zheng et al., NeurIPS 2024): let the content decide what position means.
+
+At every (i, j), across heads, with A the scaled scores and B the bias of any base encoding,
+f(x) = W2 leaky(W1 x + b1) + b2   and
+
+concat_residual   logits = A + B + f([A; B])        the default and the paper's main results
+concat            logits = A + f([A; B])
+add_residual      logits = A + B + f(A + B)
+bias_only         logits = A + B + f(B)             the ablation: adaptive in position only
+a base without bias (nope, rope, pi, yarn):   logits = A + f(A)
+
+f sees scaled, unmasked scores; it acts on one (i, j) at a time, so masking afterwards is exact.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from dape.positional.base import (
+    LEAKY_SLOPE,
+    AdditiveBias,
+    AttentionDims,
+    LagForm,
+    Mix,
+    PositionalEncoding,
+    accurate,
+)
+from dape.positional.grid import Grid
+
+Variant = Literal["concat_residual", "concat", "add_residual", "bias_only"]
+
+
+class HeadMixer(nn.Module):
+    """f: a two-layer perceptron over the head axis, the same for every (i, j). Content heads come first."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int, *, zero_init_out: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs, hidden)
+        self.second = nn.Linear(hidden, outputs)
+        if zero_init_out:
+            nn.init.zeros_(self.second.weight)
+            nn.init.zeros_(self.second.bias)
+
+    def forward(self, *inputs: Float[Tensor, "..."]) -> Float[Tensor, "*b h q k"]:
+        """f([x; y; ...]) without building the concatenation: each input meets its own columns of W1."""
+        weight, dtype = accurate(self.first.weight), inputs[0].dtype
+        columns = weight.split([x.shape[-3] for x in inputs], dim=1)
+        hidden = accurate(self.first.bias).view(-1, 1, 1).to(dtype)
+        for w, x in zip(columns, inputs, strict=True):
+            hidden = hidden + across_heads(w.to(dtype), x)
+        hidden = nn.functional.leaky_relu(hidden, LEAKY_SLOPE)
+        out = across_heads(accurate(self.second.weight).to(dtype), hidden)
+        return out + accurate(self.second.bias).view(-1, 1, 1).to(dtype)
+
+
+def across_heads(weight: Float[Tensor, "o i"], x: Float[Tensor, "*b i q k"]) -> Float[Tensor, "*b o q k"]:
+    return (weight @ x.flatten(-2)).unflatten(-1, x.shape[-2:])
+
+
+class DapeWrapper(PositionalEncoding):
+    """What DAPE and DAPE-v2 share: a base encoding whose rotation and bias are used, and whose hooks are kept."""
+
+    def __init__(self, dims: AttentionDims, base: PositionalEncoding) -> None:
+        super().__init__(dims)
+        if not base.dape_base:
+            raise TypeError(
+                f"dape adapts an additive bias, rotary positions or nope; {type(base).__name__} is none of these. "
+                "Possible bases: alibi, fire, kerple, kerple-power, nope, pi, rope, sandwich, t5, yarn"
+            )
+        self.base = base
+
+    @property
+    def has_bias(self) -> bool:
+        return isinstance(self.base, AdditiveBias)
+
+    def base_bias(self, grid: Grid) -> Float[Tensor, "*b h q k"] | None:
+        return self.base.bias_on(grid) if isinstance(self.base, AdditiveBias) else None
+
+    def bias(
+        self, q_pos: Int[Tensor, "*b q"], k_pos: Int[Tensor, "*b k"], *, causal: bool = True
+    ) -> Float[Tensor, "*b h q k"]:
+        """B of the base, the static part that f adapts."""
+        if not isinstance(self.base, AdditiveBias):
+            raise TypeError(f"{type(self.base).__name__} has no additive bias; its DAPE is A + f(A)")
+        return self.base.bias(q_pos, k_pos, causal=causal)
+
+    def rotate(
+        self, q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
+    ) -> tuple[Float[Tensor, "*b h q d"], Float[Tensor, "*b g k d"]]:
+        return self.base.rotate(q, k, grid)
+
+    def mixed(self, scores: Float[Tensor, "*b h q k"], grid: Grid) -> Float[Tensor, "*b h q k"]:
+        """The output of f alone."""
+        raise NotImplementedError
+
+
+class Dape(DapeWrapper):
+    def __init__(
+        self,
+        dims: AttentionDims,
+        base: PositionalEncoding,
+        *,
+        hidden: int = 32,
+        variant: Variant = "concat_residual",
+        zero_init_out: bool = False,
+    ) -> None:
+        super().__init__(dims, base)
+        if variant != "concat_residual" and not self.has_bias:
+            raise ValueError(f"variant {variant!r} needs a bias, and {type(base).__name__} has none: leave it out")
+        self.variant: Variant = variant
+        inputs = 2 * dims.num_heads if self._concatenates else dims.num_heads
+        self.f = HeadMixer(inputs, hidden, dims.num_heads, zero_init_out=zero_init_out)
+
+    @property
+    def _concatenates(self) -> bool:
+        return self.has_bias and self.variant in ("concat_residual", "concat")
+
+    @property
+    def _keeps_bias(self) -> bool:
+        return self.has_bias and self.variant != "concat"
+
+    def mixed(self, scores: Float[Tensor, "*b h q k"], grid: Grid) -> Float[Tensor, "*b h q k"]:
+        return self._f(scores, self.base_bias(grid))
+
+    def logits(
+        self,
+        scores: Float[Tensor, "*b h q k"],
+        q: Float[Tensor, "*b h q d"],
+        k: Float[Tensor, "*b g k d"],
+        grid: Grid,
+    ) -> Float[Tensor, "*b h q k"]:
+        bias = self.base_bias(grid)
+        out = scores + self._f(scores, bias)
+        return out + bias if self._keeps_bias else out
+
+    def _f(self, scores: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is None:
+            return self.f(scores)
+        bias = bias.to(scores.dtype)
+        match self.variant:
+            case "concat_residual" | "concat":
+                return self.f(scores, bias)
+            case "add_residual":
+                return self.f(scores + bias)
+            case "bias_only":
+                return self.f(bias)
+
+    def lag_form(self, lag: Int[Tensor, " n"], *, causal: bool) -> LagForm | None:
+        """W1 = [Wa | Wb]: what W1 makes of B, and b1, is one table over lags; b2 joins the static table."""
+        base = self.base.lag_form(lag, causal=causal)
+        if base is None or base.mix is not None:
+            return None
+        first, second = self.f.first, self.f.second
+        w1, b1 = accurate(first.weight), accurate(first.bias).unsqueeze(-1)
+        w2, b2 = accurate(second.weight), accurate(second.bias).unsqueeze(-1)
+        bias = base.static
+        if bias is None:
+            return LagForm(static=b2.expand(-1, len(lag)), mix=Mix(wa=w1, pre=b1.expand(-1, len(lag)), w2=w2))
+        if self.variant == "bias_only":
+            hidden = nn.functional.leaky_relu(w1 @ bias + b1, LEAKY_SLOPE)
+            return LagForm(static=bias + w2 @ hidden + b2)
+        wa, wb = w1.chunk(2, dim=1) if self._concatenates else (w1, w1)
+        static = bias + b2 if self._keeps_bias else b2.expand(-1, len(lag))
+        return LagForm(static=static, mix=Mix(wa=wa, pre=wb @ bias + b1, w2=w2))
+
+
+class DapeV2(DapeWrapper):
+    """DAPE-v2: f becomes two convolutions over 1 x ``kernel`` neighbouring keys of the same query.
+
+    Hidden keys are zeroed before the first convolution. ``mask_hidden`` zeroes them again between the two, so that a
+    row does not depend on how many keys follow it (needed for caching); without it the computation is the authors'.
+    """
+
+    def __init__(
+        self,
+        dims: AttentionDims,
+        base: PositionalEncoding,
+        *,
+        hidden: int = 32,
+        kernel: int = 3,
+        mask_hidden: bool = True,
+    ) -> None:
+        super().__init__(dims, base)
+        if kernel < 1 or kernel % 2 == 0:
+            raise ValueError(f"the kernel of dape-v2 must be odd, so that it has a middle; got {kernel}")
+        self.mask_hidden = mask_hidden
+        self.reads_hidden_columns = not mask_hidden
+        inputs = dims.num_heads * (2 if self.has_bias else 1)
+        self.first = nn.Conv2d(inputs, hidden, (1, kernel), padding=(0, kernel // 2))
+        self.second = nn.Conv2d(hidden, dims.num_heads, (1, kernel), padding=(0, kernel // 2))
+
+    def mixed(self, scores: Float[Tensor, "*b h q k"], grid: Grid) -> Float[Tensor, "*b h q k"]:
+        return self._f(scores, self.base_bias(grid), grid)
+
+    def logits(
+        self,
+        scores: Float[Tensor, "*b h q k"],
+        q: Float[Tensor, "*b h q d"],
+        k: Float[Tensor, "*b g k d"],
+        grid: Grid,
+    ) -> Float[Tensor, "*b h q k"]:
+        bias = self.base_bias(grid)
+        out = scores + self._f(scores, bias, grid)
+        return out if bias is None else out + bias
+
+    def _f(self, scores: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
+        visible = grid.visible()
+        shown = 1.0 if visible is None else visible.unsqueeze(-3).to(scores.dtype)
+        x = scores if bias is None else torch.cat([scores, bias.to(scores.dtype).expand_as(scores)], dim=-3)
+        hidden = nn.functional.leaky_relu(self._convolve(self.first, x * shown), LEAKY_SLOPE)
+        return self._convolve(self.second, hidden * shown if self.mask_hidden else hidden)
+
+    @staticmethod
+    def _convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
+        if conv.bias is None:
+            raise AssertionError("both convolutions of dape-v2 have a bias")
+        weight, bias = accurate(conv.weight).to(x.dtype), accurate(conv.bias).to(x.dtype)
+        return nn.functional.conv2d(x, weight, bias, padding=conv.padding)
+

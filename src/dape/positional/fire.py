@@ -1,0 +1,68 @@
+"""FIRE (Li et al., 2024):   b(i, j) = MLP( psi(i - j) / (psi(max(L, i)) + eps) ),   psi(x) = log(|c x| + 1).
+
+c (from 0.1) and the multiplier of L are learned; MLP: 1 -> width -> heads. L starts at the training length: the paper
+does not give it and the released files contradict each other (512, 64, 256), so write the value down with results.
+The input of the MLP stays within [0, 1] however long the sequence is. The bias of a lag changes with i, so no table
+over lags exists. Bidirectional: distances as in ALiBi's and Kerple's bidirectional form, i replaced by the largest
+distance of the row.
+
+In the authors' program the activation is ReLU for FIRE alone and LeakyReLU inside DAPE; so here.
+"""
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dape.positional.base import LEAKY_SLOPE, AdditiveBias, AttentionDims, accurate, asymmetric_distance
+from dape.positional.grid import Grid
+
+EPSILON = 1e-6
+
+
+class Fire(AdditiveBias):
+    def __init__(
+        self,
+        dims: AttentionDims,
+        *,
+        mlp_width: int = 32,
+        threshold: float | None = None,
+        activation: Literal["relu", "leaky_relu"] = "relu",
+        bidirectional: Literal["past_bonus", "symmetric", "tril"] = "past_bonus",
+    ) -> None:
+        super().__init__(dims)
+        self.threshold = float(dims.train_length if threshold is None else threshold)
+        self.slope = LEAKY_SLOPE if activation == "leaky_relu" else 0.0
+        self.bidirectional = bidirectional
+        self.c = nn.Parameter(torch.tensor(0.1))
+        self.threshold_multiplier = nn.Parameter(torch.tensor(1.0))
+        self.first = nn.Linear(1, mlp_width)
+        self.second = nn.Linear(mlp_width, dims.num_heads)
+
+    @classmethod
+    def defaults_inside_dape(cls, hidden: int) -> dict[str, Any]:
+        # One setting serves both widths in the authors' program, so a sweep of DAPE's width moves FIRE's too.
+        return {"activation": "leaky_relu", "mlp_width": hidden}
+
+    def normalised_distance(self, grid: Grid) -> Float[Tensor, "*b q k"]:
+        c = accurate(self.c)
+        threshold = (accurate(self.threshold_multiplier) * self.threshold).abs()
+        reach = torch.stack([self._distance(lag, grid) for lag in grid.extreme_lags()]).amax(0)
+        far = torch.maximum(reach.to(c.dtype), threshold)
+        return psi(self._distance(grid.lag(), grid), c) / (psi(far, c) + EPSILON).unsqueeze(-1)
+
+    def bias_on(self, grid: Grid) -> Float[Tensor, "*b h q k"]:
+        u = self.normalised_distance(grid).unsqueeze(-3)
+        # Heads and hidden units stay in front of (q, k): the layout attention wants, and no transposed copies.
+        hidden = accurate(self.first.weight).view(-1, 1, 1) * u + accurate(self.first.bias).view(-1, 1, 1)
+        hidden = nn.functional.leaky_relu(hidden, self.slope)
+        out = torch.einsum("hw,...wqk->...hqk", accurate(self.second.weight), hidden)
+        return out + accurate(self.second.bias).view(-1, 1, 1)
+
+    def _distance(self, lag: Tensor, grid: Grid) -> Tensor:
+        return asymmetric_distance(lag, causal=grid.causal, form=self.bidirectional)
+
+
+def psi(x: Float[Tensor, "*s"], c: Float[Tensor, ""]) -> Float[Tensor, "*s"]:
+    return torch.log1p((c * x).abs())

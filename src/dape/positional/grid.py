@@ -1,0 +1,134 @@
+"""Which positions one attention call covers, and how they are read.
+
+A :class:`Grid` is the query x key plane of a call: positions of the rows, positions of the columns, whether the
+future is hidden, which keys are padding, which tokens belong to which document, and (optionally) a randomised
+:class:`Draw` through which positions or lags are read. Every hook receives a grid and never a length, so the whole
+matrix, one block of rows, one decoding step and a left-padded batch are the same code in every encoding.
+
+*Order* (what is visible) always follows the true positions; only what an encoding *reads* goes through the draw.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from dape.positional.positions import Draw
+
+RowIndex = slice | Int[Tensor, " r"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    q_index: Int[Tensor, "*b q"]
+    """True position of every query row."""
+    k_index: Int[Tensor, "*b k"]
+    """True position of every key column."""
+    causal: bool
+    """Hide keys whose position is larger than the query's."""
+    offset: int | None = None
+    """If rows and columns are known to be runs of consecutive integers, the same for the whole batch: the first row's
+    position minus the first column's. Then lags are constant along diagonals."""
+    key_padding_mask: Bool[Tensor, "b k"] | None = None
+    """True marks a key that is padding, as in ``torch.nn.MultiheadAttention``."""
+    q_document: Int[Tensor, "*b q"] | None = None
+    k_document: Int[Tensor, "*b k"] | None = None
+    draw: Draw | None = None
+
+    @staticmethod
+    def of_length(queries: int, keys: int, *, causal: bool, device: torch.device | None = None) -> "Grid":
+        """Keys 0 ... keys-1; the queries are the last of them, as when decoding with a cache."""
+        k_index = torch.arange(keys, device=device)
+        q_index = torch.arange(keys - queries, keys, device=device)
+        return Grid(q_index=q_index, k_index=k_index, causal=causal, offset=keys - queries)
+
+    # What encodings read ---------------------------------------------------------------------------------------------
+
+    @property
+    def q_pos(self) -> Int[Tensor, "*b q"]:
+        return self.q_index if self.draw is None else self.draw.position(self.q_index)
+
+    @property
+    def k_pos(self) -> Int[Tensor, "*b k"]:
+        return self.k_index if self.draw is None else self.draw.position(self.k_index)
+
+    def lag(self) -> Int[Tensor, "*b q k"]:
+        """Query position minus key position, positive for the past."""
+        return self.read_lag(self.q_index.unsqueeze(-1) - self.k_index.unsqueeze(-2))
+
+    def read_lag(self, lag: Int[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+        return lag if self.draw is None else self.draw.lag(lag)
+
+    def extreme_lags(self) -> tuple[Int[Tensor, "*b q"], Int[Tensor, "*b q"]]:
+        """Per row, the lag of its farthest past key and of its farthest future key.
+
+        A causal row reaches back to position 0 whether or not that key is still in the cache, and never forward.
+        """
+        if self.causal:
+            return self.read_lag(self.q_index), self.read_lag(torch.zeros_like(self.q_index))
+        first, last = self.k_index.amin(-1, keepdim=True), self.k_index.amax(-1, keepdim=True)
+        return self.read_lag(self.q_index - first), self.read_lag(self.q_index - last)
+
+    def lag_table(self) -> tuple[Int[Tensor, " n"], Int[Tensor, "*b q k"]]:
+        """Every lag of the grid once, and for each cell the index of its lag in that list.
+
+        For consecutive positions the list has q + k - 1 entries and nothing depends on values, so that one compiled
+        graph serves all lengths. Otherwise the range between the extreme lags is listed.
+        """
+        true_lag = self.q_index.unsqueeze(-1) - self.k_index.unsqueeze(-2)
+        q, k = true_lag.shape[-2:]
+        if self.offset is not None:
+            first, count = self.offset - (k - 1), q + k - 1
+        elif true_lag.numel():
+            first = int(true_lag.amin())
+            count = int(true_lag.amax()) - first + 1
+        else:
+            first, count = 0, 1
+        lags = first + torch.arange(count, device=true_lag.device)
+        return self.read_lag(lags), true_lag - first
+
+    # What is visible -------------------------------------------------------------------------------------------------
+
+    def visible(self) -> Bool[Tensor, "*b #q k"] | None:
+        """True where a query may look at a key; None when everything may be seen. Never depends on heads."""
+        conditions = []
+        if self.causal:
+            conditions.append(self.q_index.unsqueeze(-1) >= self.k_index.unsqueeze(-2))
+        if self.key_padding_mask is not None:
+            conditions.append(~self.key_padding_mask.unsqueeze(-2))
+        if self.q_document is not None and self.k_document is not None:
+            conditions.append(self.q_document.unsqueeze(-1) == self.k_document.unsqueeze(-2))
+        if not conditions:
+            return None
+        visible = conditions[0]
+        for condition in conditions[1:]:
+            visible = visible & condition
+        return visible
+
+    # Parts of a grid -------------------------------------------------------------------------------------------------
+
+    def rows(self, index: RowIndex) -> "Grid":
+        """The same keys seen by some of the queries."""
+        offset = None
+        if self.offset is not None and isinstance(index, slice) and index.step in (None, 1):
+            offset = self.offset + (index.start or 0)
+        return replace(
+            self,
+            q_index=self.q_index[..., index],
+            q_document=None if self.q_document is None else self.q_document[..., index],
+            offset=offset,
+        )
+
+    def first_keys(self, count: int) -> "Grid":
+        """The same queries over the first ``count`` keys only. Meant for causal grids, where later keys are hidden."""
+        padding = self.key_padding_mask
+        return replace(
+            self,
+            k_index=self.k_index[..., :count],
+            key_padding_mask=None if padding is None else padding[..., :count],
+            k_document=None if self.k_document is None else self.k_document[..., :count],
+        )
+
+    def read_through(self, draw: Draw | None) -> "Grid":
+        return replace(self, draw=draw)

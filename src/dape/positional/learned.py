@@ -1,0 +1,34 @@
+"""Learned absolute positions: x_p + E[p], E a table of ``max_positions`` rows. There is nothing beyond its last row."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from dape.positional.base import AttentionDims, PositionalEncoding
+
+DEFAULT_ROWS = 2048
+"""The size the authors' configurations use; a longer training length raises it."""
+
+
+class Learned(PositionalEncoding):
+    dape_base = False
+
+    def __init__(self, dims: AttentionDims, *, max_positions: int | None = None) -> None:
+        super().__init__(dims)
+        rows = max(DEFAULT_ROWS, dims.train_length) if max_positions is None else max_positions
+        if rows < 1:
+            raise ValueError(f"a learned table needs at least one row, got max_positions={rows}")
+        self.table = nn.Parameter(torch.empty(rows, dims.model_dim))
+        nn.init.normal_(self.table, std=(2 / (5 * dims.model_dim)) ** 0.5)
+
+    def embed(self, x: Float[Tensor, "*b t m"], positions: Int[Tensor, "*#b t"]) -> Float[Tensor, "*b t m"]:
+        # Reading the largest position would break a compiled graph; there the lookup's own bounds check remains.
+        if not torch.compiler.is_compiling() and positions.numel():
+            low, high = int(positions.min()), int(positions.max())
+            if low < 0 or high >= len(self.table):
+                raise ValueError(
+                    f"learned positions reach from 0 to {len(self.table) - 1}, but position {high if low >= 0 else low} "
+                    f"was asked for. Build with max_positions={high + 1} before training, use shorter inputs, or choose "
+                    "an encoding that extrapolates (see `dape list`)"
+                )
+        return x + nn.functional.embedding(positions, self.table).to(x.dtype)

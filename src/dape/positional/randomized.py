@@ -1,0 +1,90 @@
+"""Any encoding read through randomised positions: ``randomized-rope``, ``randomized-alibi``, ...
+
+Only the choice of positions changes, so one wrapper serves every encoding. Positions are drawn anew for every call
+(from torch's default generator) unless a draw is fixed with :meth:`Randomized.draw`, which decoding with a cache
+needs and reproducible evaluation wants. Draws happen in training and in evaluation alike.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dape.positional.base import PositionalEncoding
+from dape.positional.grid import Grid
+from dape.positional.positions import Draw, draw_positions
+
+POOL_PER_TRAIN_LENGTH = 4
+"""Default pool, in training lengths: what the paper uses for language models. CHE uses 2048 positions."""
+
+
+class Randomized(PositionalEncoding):
+    dape_base = False
+
+    def __init__(
+        self, base: PositionalEncoding, *, pool: int | None = None, both_sides: bool = False, draw: Draw | None = None
+    ) -> None:
+        super().__init__(base.dims)
+        if pool is not None and pool < 1:
+            raise ValueError(f"the pool of randomised positions must hold at least one, got pool={pool}")
+        self.base = base
+        self.pool = pool
+        self.both_sides = both_sides
+        self.fixed_draw = draw
+
+    def draw(self, length: int, generator: torch.Generator | None = None) -> "Randomized":
+        """The same encoding (parameters shared) with positions for up to ``length`` tokens fixed."""
+        draw = draw_positions(
+            length, pool=self.pool_for(length), generator=generator, both_sides=self.both_sides
+        )
+        return Randomized(self.base, pool=self.pool, both_sides=self.both_sides, draw=draw)
+
+    def pool_for(self, length: int) -> int:
+        """The pool given, else 4 training lengths, grown where an input is longer (it is then 0, 1, 2, ...)."""
+        return max(POOL_PER_TRAIN_LENGTH * self.dims.train_length, length) if self.pool is None else self.pool
+
+    def settle(self, grid: Grid) -> tuple[PositionalEncoding, Grid]:
+        if self.fixed_draw is not None:
+            self._check_covered(grid)
+            return self.base, grid.read_through(self.fixed_draw)
+        if grid.offset != 0 or grid.q_index.shape != grid.k_index.shape:
+            raise ValueError(
+                "a randomised encoding draws new positions at every call, which is wrong for a cache or for explicit "
+                "positions. Fix one draw for all calls first: pe = pe.draw(max_length, generator)"
+            )
+        drawn = self.draw(grid.k_index.shape[-1])
+        return self.base, grid.read_through(drawn.fixed_draw)
+
+    def embed(self, x: Float[Tensor, "*b t m"], positions: Int[Tensor, "*#b t"]) -> Float[Tensor, "*b t m"]:
+        draw = self.fixed_draw
+        if draw is None:
+            length = int(positions.max()) + 1 if positions.numel() else 0
+            draw = self.draw(length).fixed_draw
+            assert draw is not None
+        return self.base.embed(x, draw.position(positions))
+
+    def rotate(
+        self, q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
+    ) -> tuple[Float[Tensor, "*b h q d"], Float[Tensor, "*b g k d"]]:
+        base, drawn = self.settle(grid)
+        return base.rotate(q, k, drawn)
+
+    def logits(
+        self,
+        scores: Float[Tensor, "*b h q k"],
+        q: Float[Tensor, "*b h q d"],
+        k: Float[Tensor, "*b g k d"],
+        grid: Grid,
+    ) -> Float[Tensor, "*b h q k"]:
+        base, drawn = self.settle(grid)
+        return base.logits(scores, q, k, drawn)
+
+    def _check_covered(self, grid: Grid) -> None:
+        assert self.fixed_draw is not None
+        if torch.compiler.is_compiling() or not grid.k_index.numel():
+            return
+        needed, covered = int(grid.k_index.max()) + 1, len(self.fixed_draw.positions)
+        if needed > covered:
+            raise ValueError(
+                f"this draw covers {covered} positions, but position {needed - 1} is used: "
+                f"draw for the longest sequence in advance, pe.draw({needed}) or more"
+            )

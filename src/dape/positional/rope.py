@@ -1,0 +1,86 @@
+"""Rotary positions (Su et al., 2021) and position interpolation (Chen et al., 2023).
+
+rope: the pair of channels m of q and k is turned by the angle p w_m,   w_m = base^(-2m/d),
+so that q_i . k_j depends on i - j. Pairs are (m, m + d/2) or, ``interleaved``, (2m, 2m + 1).
+pi: the same with p / s, where s = evaluated length / training length once that exceeds 1.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dape.positional.base import AttentionDims, PositionalEncoding, accumulation_dtype
+from dape.positional.grid import Grid
+
+
+def rope_frequencies(head_dim: int, base: float, *, device: torch.device, dtype: torch.dtype) -> Float[Tensor, " c"]:
+    return base ** (-torch.arange(0, head_dim, 2, device=device, dtype=dtype) / head_dim)
+
+
+def rotate_pairs(
+    x: Float[Tensor, "*b h t d"], angle: Float[Tensor, "*#b t c"], *, interleaved: bool, amplitude: Tensor | float = 1.0
+) -> Float[Tensor, "*b h t d"]:
+    """Turn each pair of channels by its angle. Angles are shared by the heads and used in the angle's precision."""
+    cos, sin = (angle.cos() * amplitude).unsqueeze(-3), (angle.sin() * amplitude).unsqueeze(-3)
+    wide = x.to(angle.dtype)
+    a, b = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.chunk(2, dim=-1)
+    turned = (a * cos - b * sin, b * cos + a * sin)
+    out = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
+    return out.to(x.dtype)
+
+
+def stretch(k_pos: Int[Tensor, "*b k"], train_length: int, scale: float | None) -> Float[Tensor, ""] | float:
+    """How many times longer than in training the input is, never below 1. A fixed ``scale`` wins: with a KV cache
+    whose keys are stored rotated the stretch must not change while the sequence grows."""
+    if scale is not None:
+        return scale
+    if k_pos.shape[-1] == 0:
+        return 1.0
+    return ((k_pos.amax() + 1).float() / train_length).clamp(min=1.0)
+
+
+class Rope(PositionalEncoding):
+    def __init__(self, dims: AttentionDims, *, base: float = 10000.0, interleaved: bool = False) -> None:
+        super().__init__(dims)
+        if dims.head_dim % 2:
+            raise ValueError(f"rotary positions turn pairs of channels; head_dim must be even, got {dims.head_dim}")
+        self.base = base
+        self.interleaved = interleaved
+
+    def rotate(
+        self, q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
+    ) -> tuple[Float[Tensor, "*b h q d"], Float[Tensor, "*b g k d"]]:
+        dtype = accumulation_dtype(q.dtype)
+        frequencies, amplitude = self.spectrum(grid, device=q.device, dtype=dtype)
+        return tuple(
+            rotate_pairs(
+                x, pos.to(dtype).unsqueeze(-1) * frequencies, interleaved=self.interleaved, amplitude=amplitude
+            )
+            for x, pos in ((q, grid.q_pos), (k, grid.k_pos))
+        )
+
+    def spectrum(
+        self, grid: Grid, *, device: torch.device, dtype: torch.dtype
+    ) -> tuple[Float[Tensor, " c"], Tensor | float]:
+        """Angle per step of each channel pair, and a factor on the rotated vectors."""
+        return rope_frequencies(self.dims.head_dim, self.base, device=device, dtype=dtype), 1.0
+
+
+class PositionInterpolation(Rope):
+    def __init__(
+        self, dims: AttentionDims, *, base: float = 10000.0, interleaved: bool = False, scale: float | None = None
+    ) -> None:
+        super().__init__(dims, base=base, interleaved=interleaved)
+        self.scale = check_scale(scale)
+
+    def spectrum(
+        self, grid: Grid, *, device: torch.device, dtype: torch.dtype
+    ) -> tuple[Float[Tensor, " c"], Tensor | float]:
+        plain, amplitude = super().spectrum(grid, device=device, dtype=dtype)
+        return plain / stretch(grid.k_pos, self.dims.train_length, self.scale), amplitude
+
+
+def check_scale(scale: float | None) -> float | None:
+    if scale is not None and not scale >= 1:
+        raise ValueError(f"scale is how many times longer inputs may be than in training: 1 or more, got {scale}")
+    return scale

@@ -1,0 +1,32 @@
+"""Sandwich (Chi et al., 2023): the inner product of two sinusoidal position vectors, one temperature per head.
+
+b_h(i, j) = (S(i - j) - w/2) / (8 h / H),   S(n) = sum_{m=0}^{w/2-1} cos(n / base^(2m/w)),   h = 1 ... H.
+
+No parameters. Frequencies start at m = 0 (descriptions differ). The constant w/2 only shifts rows, but inside DAPE
+it matters: with it, lag 0 gives 0. An even function: the bidirectional form has no sense of direction.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dape.positional.base import AttentionDims, RelativeBias, column
+
+
+class Sandwich(RelativeBias):
+    def __init__(self, dims: AttentionDims, *, width: int = 128, base: float = 10000.0) -> None:
+        super().__init__(dims)
+        if width < 2 or width % 2:
+            raise ValueError(f"sandwich needs an even width of at least 2, got {width}")
+        self.width = width
+        self.base = base
+
+    def bias_at(self, lag: Int[Tensor, "*s"], *, causal: bool) -> Float[Tensor, "h *s"]:
+        step = torch.arange(self.width // 2, device=lag.device, dtype=self.precision)
+        frequency = self.base ** (-2 * step / self.width)
+        # One cosine plane at a time: a row block has many lags and 64 frequencies would multiply its memory.
+        total = torch.zeros(lag.shape, device=lag.device, dtype=self.precision)
+        for w in frequency:
+            total = total + torch.cos(lag * w)
+        head = torch.arange(1, self.dims.num_heads + 1, device=lag.device, dtype=self.precision)
+        return (total - self.width // 2) / column(8 * head / self.dims.num_heads, lag)

@@ -1,0 +1,57 @@
+"""T5's relative bias (Raffel et al., 2020):   b_h(i, j) = E[bucket(i - j), h] * scale.
+
+Near lags have a bucket each, far ones share buckets of logarithmically growing width, everything beyond
+``max_distance`` shares the last. The bidirectional form spends half of the buckets on each side.
+The multiplier sqrt(head_dim) is not T5's; the authors' program has it, so it is the default here.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from dape.positional.base import AttentionDims, RelativeBias, accurate
+
+
+def bucket_starts(buckets: int, max_distance: int) -> list[int]:
+    """The smallest distance of every bucket of one side. In Python numbers, so that all devices agree on the edges."""
+    exact = buckets // 2
+    starts = list(range(exact))
+    for b in range(exact, buckets):
+        start = math.ceil(exact * (max_distance / exact) ** ((b - exact) / (buckets - exact)) - 1e-9)
+        starts.append(max(start, starts[-1] + 1))
+    return starts
+
+
+class T5(RelativeBias):
+    def __init__(
+        self,
+        dims: AttentionDims,
+        *,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bias_scale: Literal["sqrt_d", "one"] = "sqrt_d",
+    ) -> None:
+        super().__init__(dims)
+        if num_buckets < 4 or num_buckets % 4:
+            raise ValueError(f"num_buckets must be a multiple of 4 (two sides, near and far), got {num_buckets}")
+        if max_distance <= num_buckets // 2:
+            raise ValueError(f"max_distance must exceed num_buckets / 2 = {num_buckets // 2}, got {max_distance}")
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.scale = math.sqrt(dims.head_dim) if bias_scale == "sqrt_d" else 1.0
+        self.table = nn.Parameter(torch.empty(num_buckets, dims.num_heads))
+        nn.init.xavier_normal_(self.table)
+
+    def bucket(self, lag: Int[Tensor, "*s"], *, causal: bool) -> Int[Tensor, "*s"]:
+        per_side = self.num_buckets if causal else self.num_buckets // 2
+        starts = torch.tensor(bucket_starts(per_side, self.max_distance), device=lag.device)
+        distance = lag.clamp(min=0) if causal else lag.abs()
+        bucket = torch.bucketize(distance, starts, right=True) - 1
+        return bucket if causal else bucket + per_side * (lag < 0)
+
+    def bias_at(self, lag: Int[Tensor, "*s"], *, causal: bool) -> Float[Tensor, "h *s"]:
+        values = nn.functional.embedding(self.bucket(lag, causal=causal), accurate(self.table))
+        return values.movedim(-1, 0) * self.scale

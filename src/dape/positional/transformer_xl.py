@@ -1,0 +1,70 @@
+"""Transformer-XL (Dai et al., 2019):   logit = [ (q_i + u) . k_j + (q_i + v) . (W_R s(i - j)) ] / sqrt(d).
+
+s is a sinusoid of width h d, W_R a matrix without bias; u, v one vector per head. The positional term depends on the
+query, so it is not an additive bias. The bidirectional form evaluates s at j - i (DeepMind's sign; with a learned W_R
+the sign is a convention).
+
+``dm_compat`` reproduces DeepMind's program with randomised positions: its sinusoid table of ``pool`` rows has no
+negative side, and indices are shifted by ``pool`` and clipped, so that lag 0 and the whole future share one row.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from dape.positional.base import AttentionDims, PositionalEncoding, accurate
+from dape.positional.grid import Grid
+from dape.positional.sinusoidal import sinusoid
+
+
+class TransformerXL(PositionalEncoding):
+    dape_base = False
+
+    def __init__(self, dims: AttentionDims, *, base: float = 10000.0, dm_compat: bool = False) -> None:
+        super().__init__(dims)
+        width = dims.num_heads * dims.head_dim
+        if width % 2:
+            raise ValueError(f"transformer-xl needs an even num_heads * head_dim, got {width}")
+        self.base = base
+        self.dm_compat = dm_compat
+        self.u = nn.Parameter(torch.randn(dims.num_heads, dims.head_dim) * 0.02)
+        self.v = nn.Parameter(torch.randn(dims.num_heads, dims.head_dim) * 0.02)
+        self.w_r = nn.Linear(width, width, bias=False)
+
+    def logits(
+        self,
+        scores: Float[Tensor, "*b h q k"],
+        q: Float[Tensor, "*b h q d"],
+        k: Float[Tensor, "*b g k d"],
+        grid: Grid,
+    ) -> Float[Tensor, "*b h q k"]:
+        q, k = q.to(scores.dtype), k.to(scores.dtype)
+        u, v = accurate(self.u).to(scores.dtype), accurate(self.v).to(scores.dtype)
+        content = torch.einsum("hd,...hkd->...hk", u, share_heads(k, self.dims.num_heads)).unsqueeze(-2)
+
+        lags, index = grid.lag_table()
+        encoded = self.encode(self.sinusoid_position(lags, grid)).to(scores.dtype)
+        by_lag = torch.einsum("...hqd,hnd->...hqn", q + v.unsqueeze(-2), encoded)
+        position = by_lag.gather(-1, index.unsqueeze(-3).expand(*by_lag.shape[:-1], index.shape[-1]))
+        return scores + (content + position) / math.sqrt(self.dims.head_dim)
+
+    def sinusoid_position(self, lag: Int[Tensor, " n"], grid: Grid) -> Int[Tensor, " n"]:
+        if grid.causal:
+            return lag
+        if self.dm_compat and grid.draw is not None:
+            return (grid.draw.pool - lag).clamp(max=grid.draw.pool - 1)
+        return -lag
+
+    def encode(self, position: Int[Tensor, " n"]) -> Float[Tensor, "h n d"]:
+        """W_R s(position), split into heads."""
+        weight = accurate(self.w_r.weight)
+        s = sinusoid(position, weight.shape[1], base=self.base, dtype=weight.dtype)
+        return (s @ weight.T).view(-1, self.dims.num_heads, self.dims.head_dim).transpose(0, 1)
+
+
+def share_heads(k: Float[Tensor, "*b g k d"], num_heads: int) -> Float[Tensor, "*b h k d"]:
+    """Key heads repeated for the query heads that share them."""
+    groups = num_heads // k.shape[-3]
+    return k if groups == 1 else k.repeat_interleave(groups, dim=-3)
