@@ -20,11 +20,13 @@ def alibi_slopes(num_heads: int, *, device: torch.device | None = None, dtype: t
     c = 1 << (num_heads.bit_length() - 1)
     # Float64 until the end: 2^-0.5 rounded twice would differ between devices.
     exponents = torch.arange(1, c + 1, device=device, dtype=torch.float64) * (8 / c)
-    extra = torch.arange(1, 2 * (num_heads - c), 2, device=device, dtype=torch.float64) * (4 / c)
+    extra = (2 * torch.arange(num_heads - c, device=device, dtype=torch.float64) + 1) * (4 / c)
     return torch.exp2(-torch.cat([exponents, extra])).to(dtype)
 
 
 class Alibi(RelativeBias):
     def bias_at(self, lag: Int[Tensor, "*s"], *, causal: bool) -> Float[Tensor, "h *s"]:
         slopes = alibi_slopes(self.dims.num_heads, device=lag.device, dtype=self.precision)
-        return -column(slopes, lag) * asymmetric_distance(lag, causal=causal, form="past_bonus")
+        return -column(slopes, lag) * asymmetric_distance(
+            lag, causal=causal, form="past_bonus", dtype=self.precision
+        )

@@ -11,7 +11,8 @@ Most new encodings subclass :class:`RelativeBias` and write one method, ``bias_a
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -36,24 +37,43 @@ class AttentionDims:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mix:
-    """f of DAPE with the part that does not depend on content evaluated: ``w2 . leaky(wa . A + pre)``."""
+class BiasSource:
+    """Where B comes from."""
 
-    wa: Float[Tensor, "D h"]
-    pre: Float[Tensor, "D n"]
-    w2: Float[Tensor, "h D"]
+    on: Callable[[Grid], Float[Tensor, "*b h q k"]]
+    at: Callable[..., Float[Tensor, "h *s"]] | None = None
+    """``at(lag, causal=...)`` if B depends on the lag alone, so that a table over lags replaces the matrix."""
+    parameters: tuple[nn.Parameter, ...] = ()
+    """Everything learnable that B depends on."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LagForm:
-    """Logits in closed form, ``A + static[lag] + w2 . leaky(wa . A + pre[lag])``, with tables over lags.
+class Mix:
+    """f of DAPE, its first layer split by what it reads: ``w2 . leaky(wa . A + wb . B + b1) + b2``."""
 
-    An operator that knows nothing about encodings can compute this with memory linear in the length and return the
-    gradients of the tables; autograd carries them on to the parameters that the tables were made from.
+    wa: Float[Tensor, "D h"]
+    wb: Float[Tensor, "D h"] | None
+    b1: Float[Tensor, " D"]
+    w2: Float[Tensor, "h D"]
+    b2: Float[Tensor, " h"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreForm:
+    """Logits in closed form, ``A + B + f(A, B)``, where B, its place in the sum, and f may each be absent.
+
+    An operator that knows nothing about encodings can compute this without ever holding a whole matrix, and return
+    exact gradients; whatever cannot be written so gets whole rows instead.
     """
 
-    static: Float[Tensor, "h n"] | None = None
+    source: BiasSource | None = None
+    adds_bias: bool = True
     mix: Mix | None = None
+
+    @property
+    def plain(self) -> bool:
+        """The logits are the scores."""
+        return self.source is None and self.mix is None
 
 
 class PositionalEncoding(nn.Module):
@@ -96,10 +116,9 @@ class PositionalEncoding(nn.Module):
         """Scaled scores in, logits out. The caller masks afterwards; a hook must not let hidden keys leak."""
         return scores
 
-    def lag_form(self, lag: Int[Tensor, " n"], *, causal: bool) -> LagForm | None:
-        """The same logits as tables over ``lag``, or None if they do not depend on position through lags alone."""
-        overridden = type(self).logits is not PositionalEncoding.logits
-        return None if overridden else LagForm()
+    def score_form(self) -> ScoreForm | None:
+        """The closed form of ``logits``, or None if it has none."""
+        return ScoreForm() if type(self).logits is PositionalEncoding.logits else None
 
     def settle(self, grid: Grid) -> tuple["PositionalEncoding", Grid]:
         """Called once at the start of an attention call: the encoding and the grid to compute with."""
@@ -139,6 +158,12 @@ class AdditiveBias(PositionalEncoding):
     ) -> Float[Tensor, "*b h q k"]:
         return scores + self.bias_on(grid)
 
+    def source(self) -> BiasSource:
+        return BiasSource(on=self.bias_on, parameters=tuple(self.parameters()))
+
+    def score_form(self) -> ScoreForm | None:
+        return ScoreForm(source=self.source()) if type(self).logits is AdditiveBias.logits else None
+
 
 class RelativeBias(AdditiveBias):
     """An additive bias that depends on the lag i - j alone. Implement ``bias_at``."""
@@ -150,10 +175,8 @@ class RelativeBias(AdditiveBias):
     def bias_on(self, grid: Grid) -> Float[Tensor, "*b h q k"]:
         return self.bias_at(grid.lag(), causal=grid.causal).movedim(0, -3)
 
-    def lag_form(self, lag: Int[Tensor, " n"], *, causal: bool) -> LagForm | None:
-        if type(self).logits is not AdditiveBias.logits:
-            return None
-        return LagForm(static=self.bias_at(lag, causal=causal))
+    def source(self) -> BiasSource:
+        return replace(super().source(), at=self.bias_at)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -171,15 +194,17 @@ def column(x: Float[Tensor, " h"], like: Tensor) -> Float[Tensor, "h *ones"]:
     return accurate(x).view(-1, *(1,) * like.dim())
 
 
-def asymmetric_distance(lag: Int[Tensor, "*s"], *, causal: bool, form: str) -> Float[Tensor, "*s"]:
+def asymmetric_distance(
+    lag: Int[Tensor, "*s"], *, causal: bool, form: str, dtype: torch.dtype
+) -> Float[Tensor, "*s"]:
     """How far away a key counts as being.
 
     Causal: the lag, and 0 for hidden keys. Bidirectional ``past_bonus``: past keys are half a step nearer, which breaks
     the symmetry between left and right (DeepMind's ALiBi); ``symmetric``: the plain distance; ``tril``: as causal.
     """
     if causal or form == "tril":
-        return lag.clamp(min=0).float()
-    distance = lag.abs().float()
+        return lag.clamp(min=0).to(dtype)
+    distance = lag.abs().to(dtype)
     if form == "past_bonus":
         distance = distance - 0.5 * (lag > 0)
     return distance

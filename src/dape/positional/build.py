@@ -82,9 +82,7 @@ def _check_choice(name: str, option: str, value: Any, parameter: inspect.Paramet
     return value
 
 
-def _check_dims(
-    name: str, num_heads: int, head_dim: int, train_length: int, model_dim: int | None
-) -> AttentionDims:
+def _check_dims(name: str, num_heads: int, head_dim: int, train_length: int, model_dim: int | None) -> AttentionDims:
     given = {"num_heads": num_heads, "head_dim": head_dim, "train_length": train_length}
     if model_dim is not None:
         given["model_dim"] = model_dim

@@ -22,9 +22,10 @@ from dape.positional.base import (
     LEAKY_SLOPE,
     AdditiveBias,
     AttentionDims,
-    LagForm,
+    BiasSource,
     Mix,
     PositionalEncoding,
+    ScoreForm,
     accurate,
 )
 from dape.positional.grid import Grid
@@ -147,23 +148,37 @@ class Dape(DapeWrapper):
             case "bias_only":
                 return self.f(bias)
 
-    def lag_form(self, lag: Int[Tensor, " n"], *, causal: bool) -> LagForm | None:
-        """W1 = [Wa | Wb]: what W1 makes of B, and b1, is one table over lags; b2 joins the static table."""
-        base = self.base.lag_form(lag, causal=causal)
+    def score_form(self) -> ScoreForm | None:
+        base = self.base.score_form()
         if base is None or base.mix is not None:
             return None
-        first, second = self.f.first, self.f.second
-        w1, b1 = accurate(first.weight), accurate(first.bias).unsqueeze(-1)
-        w2, b2 = accurate(second.weight), accurate(second.bias).unsqueeze(-1)
-        bias = base.static
-        if bias is None:
-            return LagForm(static=b2.expand(-1, len(lag)), mix=Mix(wa=w1, pre=b1.expand(-1, len(lag)), w2=w2))
         if self.variant == "bias_only":
-            hidden = nn.functional.leaky_relu(w1 @ bias + b1, LEAKY_SLOPE)
-            return LagForm(static=bias + w2 @ hidden + b2)
-        wa, wb = w1.chunk(2, dim=1) if self._concatenates else (w1, w1)
-        static = bias + b2 if self._keeps_bias else b2.expand(-1, len(lag))
-        return LagForm(static=static, mix=Mix(wa=wa, pre=wb @ bias + b1, w2=w2))
+            return ScoreForm(source=self._adapted_source())
+        w1 = accurate(self.f.first.weight)
+        if not self.has_bias:
+            wa, wb = w1, None
+        else:
+            wa, wb = w1.chunk(2, dim=1) if self._concatenates else (w1, w1)
+        b1, w2, b2 = (accurate(p) for p in (self.f.first.bias, self.f.second.weight, self.f.second.bias))
+        mix = Mix(wa=wa, wb=wb, b1=b1, w2=w2, b2=b2)
+        return ScoreForm(source=base.source, adds_bias=self._keeps_bias, mix=mix)
+
+    def _adapted_source(self) -> BiasSource:
+        """B + f(B), which is again a bias that no content enters."""
+        base = self.base
+        assert isinstance(base, AdditiveBias)
+        source = base.source()
+
+        def on(grid: Grid) -> Tensor:
+            bias = source.on(grid)
+            return bias + self.f(bias)
+
+        def at(lag: Tensor, *, causal: bool) -> Tensor:
+            assert source.at is not None
+            bias = source.at(lag.reshape(1, -1), causal=causal)
+            return (bias + self.f(bias)).reshape(-1, *lag.shape)
+
+        return BiasSource(on=on, at=at if source.at else None, parameters=tuple(self.parameters()))
 
 
 class DapeV2(DapeWrapper):
@@ -218,4 +233,3 @@ class DapeV2(DapeWrapper):
             raise AssertionError("both convolutions of dape-v2 have a bias")
         weight, bias = accurate(conv.weight).to(x.dtype), accurate(conv.bias).to(x.dtype)
         return nn.functional.conv2d(x, weight, bias, padding=conv.padding)
-

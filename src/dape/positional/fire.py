@@ -49,7 +49,7 @@ class Fire(AdditiveBias):
         c = accurate(self.c)
         threshold = (accurate(self.threshold_multiplier) * self.threshold).abs()
         reach = torch.stack([self._distance(lag, grid) for lag in grid.extreme_lags()]).amax(0)
-        far = torch.maximum(reach.to(c.dtype), threshold)
+        far = torch.maximum(reach, threshold)
         return psi(self._distance(grid.lag(), grid), c) / (psi(far, c) + EPSILON).unsqueeze(-1)
 
     def bias_on(self, grid: Grid) -> Float[Tensor, "*b h q k"]:
@@ -61,7 +61,7 @@ class Fire(AdditiveBias):
         return out + accurate(self.second.bias).view(-1, 1, 1)
 
     def _distance(self, lag: Tensor, grid: Grid) -> Tensor:
-        return asymmetric_distance(lag, causal=grid.causal, form=self.bidirectional)
+        return asymmetric_distance(lag, causal=grid.causal, form=self.bidirectional, dtype=self.precision)
 
 
 def psi(x: Float[Tensor, "*s"], c: Float[Tensor, ""]) -> Float[Tensor, "*s"]:

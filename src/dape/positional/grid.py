@@ -120,6 +120,21 @@ class Grid:
             offset=offset,
         )
 
+    def items(self, start: int, stop: int) -> "Grid":
+        """The grid of some batch items; what all items share stays shared."""
+
+        def of_batch(x: Tensor | None) -> Tensor | None:
+            return x if x is None or x.dim() == 1 else x[start:stop]
+
+        return replace(
+            self,
+            q_index=of_batch(self.q_index),
+            k_index=of_batch(self.k_index),
+            key_padding_mask=of_batch(self.key_padding_mask),
+            q_document=of_batch(self.q_document),
+            k_document=of_batch(self.k_document),
+        )
+
     def first_keys(self, count: int) -> "Grid":
         """The same queries over the first ``count`` keys only. Meant for causal grids, where later keys are hidden."""
         padding = self.key_padding_mask

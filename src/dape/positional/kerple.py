@@ -27,7 +27,7 @@ def kerple_power(
     distance: Float[Tensor, "*s"], r1: Float[Tensor, "h *o"], r2: Float[Tensor, "h *o"]
 ) -> Float[Tensor, "h *s"]:
     # d/d r2 of 0^r2 is 0, which torch's pow gets right in value and gradient.
-    return -r1 * distance.to(r1.dtype) ** r2
+    return -r1 * distance**r2
 
 
 class Kerple(RelativeBias):
@@ -48,7 +48,7 @@ class Kerple(RelativeBias):
         self.project_()
 
     def bias_at(self, lag: Int[Tensor, "*s"], *, causal: bool) -> Float[Tensor, "h *s"]:
-        distance = asymmetric_distance(lag, causal=causal, form=self.bidirectional)
+        distance = asymmetric_distance(lag, causal=causal, form=self.bidirectional, dtype=self.precision)
         r1, r2 = (column(in_range(p, top), lag) for p, top in zip((self.r1, self.r2), self.ceiling, strict=True))
         return self.kernel(distance, r1, r2)
 

@@ -33,9 +33,7 @@ class Randomized(PositionalEncoding):
 
     def draw(self, length: int, generator: torch.Generator | None = None) -> "Randomized":
         """The same encoding (parameters shared) with positions for up to ``length`` tokens fixed."""
-        draw = draw_positions(
-            length, pool=self.pool_for(length), generator=generator, both_sides=self.both_sides
-        )
+        draw = draw_positions(length, pool=self.pool_for(length), generator=generator, both_sides=self.both_sides)
         return Randomized(self.base, pool=self.pool, both_sides=self.both_sides, draw=draw)
 
     def pool_for(self, length: int) -> int:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dape.positional.base import PositionalEncoding
+from dape.positional.base import PositionalEncoding, accumulation_dtype
 from dape.positional.grid import Grid
 
 
@@ -47,6 +47,21 @@ def _check_encoding(q: Tensor, pe: PositionalEncoding) -> None:
 def check_causal(pe: PositionalEncoding, causal: bool) -> None:
     if not causal and not pe.supports_bidirectional:
         raise ValueError(f"{type(pe).__name__} is defined for causal attention only; call attention with causal=True")
+
+
+def check_outcome(out: Tensor, pe: PositionalEncoding) -> None:
+    """Name a broken parameter instead of handing on its NaNs. Non-finite *inputs* pass, as in any torch operator: loss
+    scaling relies on it. On a CPU only; elsewhere reading the result would stall the device."""
+    if torch.compiler.is_compiling() or out.device.type != "cpu":
+        return
+    if bool(out.detach().sum(dtype=accumulation_dtype(out.dtype)).isfinite()):
+        return
+    broken = [name for name, parameter in pe.named_parameters() if not bool(parameter.isfinite().all())]
+    if broken:
+        raise ValueError(
+            f"attention is not finite because the encoding's {', '.join(broken)} is not. "
+            "Training has diverged: go back to a checkpoint, lower the learning rate or clip gradients"
+        )
 
 
 def make_grid(

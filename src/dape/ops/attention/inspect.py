@@ -60,9 +60,7 @@ def intermediates(
             bias, f = (pe.bias_on(grid) if isinstance(pe, AdditiveBias) else None), None
         visible = grid.visible()
         weights = masked_softmax(logits, visible)
-    return Intermediates(
-        rows=index, scores=scores, bias=bias, f=f, logits=logits, weights=weights, visible=visible
-    )
+    return Intermediates(rows=index, scores=scores, bias=bias, f=f, logits=logits, weights=weights, visible=visible)
 
 
 def _row_index(rows: Sequence[int] | slice | None, queries: int, device: torch.device) -> Int[Tensor, " r"]:

@@ -7,17 +7,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dape.ops.attention.check import check_causal, check_tensors, make_grid
-from dape.ops.attention.lag_tiles import lag_attention
+from dape.ops.attention.check import check_causal, check_outcome, check_tensors, make_grid
+from dape.ops.attention.bias_tiles import bias_tile_attention
+from dape.ops.attention.lag_tables import lag_attention
 from dape.ops.attention.reference import reference_attention, share_heads
 from dape.ops.attention.row_blocks import row_block_attention
-from dape.positional.base import LagForm, PositionalEncoding
+from dape.positional.base import PositionalEncoding, ScoreForm
 from dape.positional.grid import Grid
 
 Impl = Literal["auto", "reference", "blocked", "sdpa"]
 
 SMALL_CELLS = 1 << 18
-"""Up to this many batch x head x query x key cells an encoding without lag tables is computed at once."""
+"""Up to this many batch x head x query x key cells an encoding without a closed form is computed at once."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Choice:
     """Which implementation computes a call, and why."""
 
     impl: Literal["reference", "blocked", "sdpa"]
-    kernel: Literal["whole matrix", "lag tiles", "row blocks", "torch sdpa"]
+    kernel: Literal["whole matrix", "lag tables", "bias tiles", "row blocks", "torch sdpa"]
     reason: str
 
 
@@ -99,53 +100,49 @@ def attention(
     check_causal(pe, causal)
     # Autocast would move scores, f and softmax to half precision behind our back.
     with torch.autocast(q.device.type, enabled=False):
-        form = lag_form_on(pe, grid)
+        form = pe.score_form()
         choice = choose(q, k, grid, form, impl)
         q, k = pe.rotate(q, k, grid)
         out = _run(choice, q, k, v, pe, grid, form)
+    check_outcome(out, pe)
     return (out, choice) if explain else out
 
 
-def lag_form_on(pe: PositionalEncoding, grid: Grid) -> LagForm | None:
-    """The encoding's tables over the lags of a grid, largest lag first; None if either has no such form."""
-    if grid.offset is None or grid.q_document is not None:
-        return None
-    queries, keys = grid.q_index.shape[-1], grid.k_index.shape[-1]
-    if queries == 0 or keys == 0:
-        return None
-    lags = (grid.offset + queries - 1) - torch.arange(queries + keys - 1, device=grid.q_index.device)
-    return pe.lag_form(grid.read_lag(lags), causal=grid.causal)
-
-
-def choose(q: Tensor, k: Tensor, grid: Grid, form: LagForm | None, impl: Impl) -> Choice:
-    plain = form is not None and form.static is None and form.mix is None
-    blocked = (
-        Choice("blocked", "lag tiles", "logits are tables over lags")
-        if form is not None
-        else Choice("blocked", "row blocks", "logits need whole rows, or positions are not consecutive")
-    )
-    cells = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+def choose(q: Tensor, k: Tensor, grid: Grid, form: ScoreForm | None, impl: Impl) -> Choice:
+    """What ``attention`` will run for a call, and why."""
+    fused = form is not None and form.plain and grid.offset is not None and grid.q_document is None
     match impl:
         case "reference":
             return Choice("reference", "whole matrix", "asked for")
         case "blocked":
-            return blocked
-        case "sdpa":
-            if not plain:
-                raise ValueError(
-                    "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, "
-                    "rope, pi, yarn) on consecutive positions; use impl='auto'"
-                )
+            return _choose_blocked(grid, form)
+        case "sdpa" if fused:
             return Choice("sdpa", "torch sdpa", "asked for")
-    if plain:
-        return Choice("sdpa", "torch sdpa", "the encoding leaves the logits alone, so PyTorch's fused attention is exact")
+        case "sdpa":
+            raise ValueError(
+                "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, "
+                "rope, pi, yarn) on consecutive positions; use impl='auto'"
+            )
+    if fused:
+        return Choice("sdpa", "torch sdpa", "logits are plain scores, for which PyTorch's fused attention is exact")
+    cells = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if form is None and cells <= SMALL_CELLS:
-        return Choice("reference", "whole matrix", f"only {cells} cells, and no tables over lags")
-    return blocked
+        return Choice("reference", "whole matrix", f"logits have no closed form, and {cells} cells are few")
+    return _choose_blocked(grid, form)
+
+
+def _choose_blocked(grid: Grid, form: ScoreForm | None) -> Choice:
+    if form is None:
+        return Choice("blocked", "row blocks", "logits have no closed form: whole rows at a time")
+    if grid.offset is None or grid.q_document is not None:
+        return Choice("blocked", "bias tiles", "positions are not one consecutive run: B is evaluated on each tile")
+    if form.source is not None and form.source.at is None:
+        return Choice("blocked", "bias tiles", "B depends on more than the lag: it is evaluated on each tile")
+    return Choice("blocked", "lag tables", "B depends on the lag alone: one table serves all rows")
 
 
 def _run(
-    choice: Choice, q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding, grid: Grid, form: LagForm | None
+    choice: Choice, q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding, grid: Grid, form: ScoreForm | None
 ) -> Tensor:
     if q.shape[2] == 0 or k.shape[2] == 0:
         return q.new_zeros(*q.shape[:-1], v.shape[-1])
@@ -156,10 +153,41 @@ def _run(
             return row_block_attention(q, k, v, pe, grid)
         case "torch sdpa":
             return _sdpa(q, k, v, grid)
-        case "lag tiles":
-            assert form is not None and grid.offset is not None
-            mask = grid.key_padding_mask
-            return lag_attention(q, k, v, form, offset=grid.offset, causal=grid.causal, key_padding_mask=mask)
+        case "bias tiles":
+            assert form is not None
+            return bias_tile_attention(q, k, v, form, grid)
+        case "lag tables":
+            assert form is not None
+            return _by_lag_tables(q, k, v, form, grid)
+
+
+def _by_lag_tables(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm, grid: Grid) -> Tensor:
+    """Evaluate everything that does not depend on content once per lag, largest lag first."""
+    assert grid.offset is not None
+    queries, keys = q.shape[2], k.shape[2]
+    lags = (grid.offset + queries - 1) - torch.arange(queries + keys - 1, device=q.device)
+    bias = None
+    if form.source is not None and form.source.at is not None:
+        bias = form.source.at(grid.read_lag(lags), causal=grid.causal)
+    static, mix = bias, form.mix
+    wa = pre = w2 = None
+    if mix is not None:
+        wa, w2 = mix.wa, mix.w2
+        b1, b2 = mix.b1.unsqueeze(-1), mix.b2.unsqueeze(-1)
+        static = bias + b2 if bias is not None and form.adds_bias else b2.expand(-1, len(lags))
+        pre = mix.wb @ bias + b1 if bias is not None and mix.wb is not None else b1.expand(-1, len(lags))
+    return lag_attention(
+        q,
+        k,
+        v,
+        static=static,
+        wa=wa,
+        pre=pre,
+        w2=w2,
+        key_padding_mask=grid.key_padding_mask,
+        offset=grid.offset,
+        causal=grid.causal,
+    )
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:

@@ -1,0 +1,66 @@
+"""DAPE: data-adaptive positional encoding, and every encoding it can be put on.
+
+``import dape`` costs milliseconds: the names below are imported on first use, because torch takes seconds and
+``dape --help`` does not need it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dape._version import __version__
+
+if TYPE_CHECKING:  # For editors and type checkers; keep in step with _HOME, which a test compares.
+    from dape.ops.attention import Choice, Intermediates, attention, intermediates
+    from dape.positional.base import AdditiveBias, AttentionDims, PositionalEncoding, RelativeBias
+    from dape.positional.build import build
+    from dape.positional.catalogue import Entry, encodings, register
+    from dape.positional.dape import Dape, DapeV2
+    from dape.positional.grid import Grid
+    from dape.positional.positions import Draw, draw_positions
+    from dape.positional.randomized import Randomized
+
+__all__ = [
+    "AdditiveBias",
+    "AttentionDims",
+    "Choice",
+    "Dape",
+    "DapeV2",
+    "Draw",
+    "Entry",
+    "Grid",
+    "Intermediates",
+    "PositionalEncoding",
+    "Randomized",
+    "RelativeBias",
+    "__version__",
+    "attention",
+    "build",
+    "draw_positions",
+    "encodings",
+    "intermediates",
+    "register",
+]
+
+_NAMES = {
+    "ops.attention": ("Choice", "Intermediates", "attention", "intermediates"),
+    "positional.base": ("AdditiveBias", "AttentionDims", "PositionalEncoding", "RelativeBias"),
+    "positional.build": ("build",),
+    "positional.catalogue": ("Entry", "encodings", "register"),
+    "positional.dape": ("Dape", "DapeV2"),
+    "positional.grid": ("Grid",),
+    "positional.positions": ("Draw", "draw_positions"),
+    "positional.randomized": ("Randomized",),
+}
+_HOME = {name: f"dape.{module}" for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dape' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value  # the next access is an ordinary one
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,272 @@
+"""``dape bench attention``: time and memory of the attention implementations. Imports torch only when it runs."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from dape.bench.memory import GB, available_bytes
+from dape.bench.progress import show_progress
+from dape.bench.records import Pass, Row, check_writable, machine, make_table, write_json
+from dape.errors import UsageError
+from dape.positional.catalogue import DAPE, RANDOMIZED, find
+
+if TYPE_CHECKING:
+    from dape.bench.cases import Shape
+
+Impl = Literal["blocked", "appendix", "sdpa", "static", "reference", "auto"]
+Dtype = Literal["float32", "bfloat16", "float64"]
+
+QUICK_LENGTH, QUICK_REPEATS = 512, 3
+SHARE_OF_MEMORY = 0.7
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBench:
+    """Time and peak memory of attention, by implementation and length.
+
+    Implementations: `blocked` and `reference` are this package's (`auto` its choice among them); `appendix` is DAPE
+    written out densely as in the paper, `static` the dense Kerple bias alone, and `sdpa` PyTorch's fused attention
+    without positions. Each is first compared with the reference, then all take turns and the median counts.
+    """
+
+    lengths: tuple[int, ...] = (512, 1024, 2048)
+    """Sequence lengths."""
+    impls: tuple[Impl, ...] = ("blocked", "appendix", "sdpa", "static", "reference")
+    """Implementations to compare."""
+    encoding: str = "dape-kerple"
+    """Positional encoding, a name from `dape list`."""
+    batch: int = 1
+    """Sequences per call."""
+    heads: int = 12
+    """Attention heads."""
+    head_dim: int = 64
+    """Width of one head."""
+    hidden: int = 32
+    """Hidden units of DAPE's f; ignored by encodings without DAPE."""
+    causal: bool = True
+    """Hide the future (`--no-causal`: every token sees every other)."""
+    dtype: Dtype = "float32"
+    """Precision of queries, keys and values."""
+    passes: tuple[Pass, ...] = ("forward", "forward_backward")
+    """Forward without gradients, and forward followed by the gradients of q, k, v and all parameters."""
+    repeats: int = 7
+    """Timed repetitions of each call."""
+    threads: int | None = None
+    """Threads of torch (default: torch's own choice)."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
+    json: Path | None = None
+    """Also write the results to this file."""
+    memory: bool = True
+    """Measure peak memory, each call in a process of its own (about 3 s each)."""
+    quick: bool = False
+    """A first impression: only lengths up to 512, three repetitions."""
+    memory_limit_gb: float | None = None
+    """Leave out what would need more memory (default: 70 % of what is available)."""
+    seed: int = 0
+    """Seed of inputs and parameters."""
+
+
+def run(config: AttentionBench) -> int:
+    """Verify, measure, report. Returns the exit code: 1 if an implementation is wrong, 130 if interrupted."""
+    check(config)
+    config = _shortened(config) if config.quick else config
+    impls, left_out = applicable(config)
+    with _threads(config.threads) as threads:
+        _check_device(config.device)
+        shape = _shape(config)
+        if not _verified(shape, impls, config.passes):
+            return 1
+        rows, complete = _measure(config, shape, impls, threads)
+        settings = {**_settings(config, threads), "left_out": left_out, "complete": complete}
+    _report(config, rows, settings)
+    return 0 if complete else INTERRUPTED
+
+
+# Before the work -----------------------------------------------------------------------------------------------------
+
+
+def check(config: AttentionBench) -> None:
+    """Refuse what cannot be meant, before anything slow is imported or started."""
+    for name in ("batch", "heads", "head_dim", "hidden", "repeats"):
+        if getattr(config, name) < 1:
+            raise UsageError(f"{_flag(name)} must be at least 1, got {getattr(config, name)}")
+    for name, choices in (("impls", Impl), ("passes", Pass)):
+        _check_choices(name, getattr(config, name), get_args(choices))
+    _check_choices("dtype", (config.dtype,), get_args(Dtype))
+    if not config.lengths:
+        raise UsageError("--lengths needs at least one length")
+    if min(config.lengths) < 1:
+        raise UsageError(f"--lengths must be positive, got {min(config.lengths)}")
+    if config.threads is not None and config.threads < 1:
+        raise UsageError(f"--threads must be at least 1, got {config.threads}")
+    if config.memory_limit_gb is not None and not config.memory_limit_gb > 0:
+        raise UsageError(f"--memory-limit-gb must be positive, got {config.memory_limit_gb}")
+    try:
+        find(config.encoding.removeprefix(RANDOMIZED))
+    except ValueError as error:
+        raise UsageError(f"--encoding: {error}") from error
+    if config.json is not None:
+        check_writable(config.json)
+
+
+def _check_choices(name: str, given: Sequence[str], choices: Sequence[str]) -> None:
+    if not given:
+        raise UsageError(f"{_flag(name)} needs at least one of {', '.join(choices)}")
+    for value in given:
+        if value not in choices:
+            raise UsageError(f"{_flag(name)}: {value!r} is not known; choose from {', '.join(choices)}")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _check_device(name: str) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"--device {name}: cannot be used here ({reason})") from error
+
+
+def _shortened(config: AttentionBench) -> AttentionBench:
+    lengths = tuple(length for length in config.lengths if length <= QUICK_LENGTH) or (QUICK_LENGTH,)
+    return replace(config, lengths=lengths, repeats=min(config.repeats, QUICK_REPEATS))
+
+
+def applicable(config: AttentionBench) -> tuple[list[str], dict[str, str]]:
+    """The implementations that can compute this encoding, and why the others are left out."""
+    knows = {"appendix": ("dape-kerple",), "static": ("dape-kerple", "kerple")}
+    impls = list(dict.fromkeys(config.impls))
+    left_out = {
+        impl: f"only knows {' and '.join(knows[impl])}, not {config.encoding}"
+        for impl in impls
+        if impl in knows and config.encoding not in knows[impl]
+    }
+    if len(left_out) == len(impls):
+        raise UsageError(f"nothing to run: {'; '.join(f'{impl} {why}' for impl, why in left_out.items())}")
+    return [impl for impl in impls if impl not in left_out], left_out
+
+
+@contextlib.contextmanager
+def _threads(wanted: int | None) -> Iterator[int]:
+    """Set torch's threads for a while; yields how many there are."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(wanted or before)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def _shape(config: AttentionBench) -> "Shape":
+    from dape.bench.cases import Shape
+
+    return Shape(
+        encoding=config.encoding,
+        batch=config.batch,
+        heads=config.heads,
+        head_dim=config.head_dim,
+        hidden=config.hidden,
+        causal=config.causal,
+        dtype=config.dtype,
+        device=config.device,
+        seed=config.seed,
+    )
+
+
+def _memory_limit(config: AttentionBench) -> float:
+    """In bytes."""
+    if config.memory_limit_gb is not None:
+        return config.memory_limit_gb * GB
+    if config.device.startswith("cuda"):
+        import torch
+
+        return SHARE_OF_MEMORY * torch.cuda.mem_get_info(config.device)[0]
+    return SHARE_OF_MEMORY * available_bytes()
+
+
+def _verified(shape: "Shape", impls: Sequence[str], passes: tuple[Pass, ...]) -> bool:
+    """Only what is right gets timed."""
+    from dape.bench.cases import disagreements
+
+    wrong = [text for impl in impls for text in disagreements(shape, impl, passes)]
+    for text in wrong:
+        print(text, file=sys.stderr)
+    if wrong:
+        print("dape bench: results differ from the reference in float64, so nothing was timed", file=sys.stderr)
+    return not wrong
+
+
+def _measure(config: AttentionBench, shape: "Shape", impls: list[str], threads: int) -> tuple[list[Row], bool]:
+    """The rows, and whether all of them could be finished."""
+    from dape.bench.measure import Session
+
+    session = Session(
+        shape=shape,
+        impls=impls,
+        passes=list(dict.fromkeys(config.passes)),
+        lengths=list(dict.fromkeys(config.lengths)),
+        repeats=config.repeats,
+        threads=threads,
+        memory=config.memory,
+        limit=_memory_limit(config),
+    )
+    try:
+        with show_progress(session.steps()) as progress:
+            session.run(progress)
+    except KeyboardInterrupt:
+        return session.finished(), False
+    return session.finished(), True
+
+
+# After the work ------------------------------------------------------------------------------------------------------
+
+
+def _report(config: AttentionBench, rows: Sequence[Row], settings: dict[str, Any]) -> None:
+    _print_table(rows, settings)
+    for impl, why in settings["left_out"].items():
+        print(f"{impl} left out: it {why}")
+    if not settings["complete"]:
+        print("interrupted: these are the calls finished until then", file=sys.stderr)
+    if config.json is not None:
+        write_json(config.json, settings, rows)
+        print(f"wrote {config.json}", file=sys.stderr)
+
+
+def _print_table(rows: Sequence[Row], settings: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    title = _title(settings)
+    # Without a terminal, one line per row: for grep, or for a file.
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+    with console.capture() as captured:
+        console.print(make_table(rows, title))
+    # Through print, so that a closed pipe is reported as everywhere else.
+    print(captured.get(), end="", flush=True)
+
+
+def _title(settings: dict[str, Any]) -> str:
+    facts = ["{encoding}", "batch {batch}", "{heads} heads of {head_dim}"]
+    facts += ["{hidden} hidden units"] if DAPE in settings["encoding"] else []
+    facts += ["{dtype}", "causal" if settings["causal"] else "bidirectional"]
+    facts += ["{threads} threads" if settings["device"] == "cpu" else "{device}"]
+    return ", ".join(facts).format(**settings)
+
+
+def _settings(config: AttentionBench, threads: int) -> dict[str, Any]:
+    """Everything that a number depends on."""
+    import torch
+
+    given = {**asdict(config), "json": None if config.json is None else str(config.json)}
+    return {**given, "threads": threads, "torch": torch.__version__, **machine()}

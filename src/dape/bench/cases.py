@@ -1,0 +1,214 @@
+"""What ``dape bench attention`` runs: inputs of a given shape, and every implementation as a call without arguments.
+
+Imports torch; ``dape.bench.attention`` imports this module only once there is work to do.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dape.bench import listing
+from dape.bench.memory import peak_extra_mb
+from dape.bench.records import Pass
+from dape.positional.base import PositionalEncoding
+from dape.positional.build import build
+from dape.positional.catalogue import DAPE, RANDOMIZED
+from dape.positional.dape import DapeWrapper
+from dape.positional.randomized import Randomized
+
+WARM_UP_LENGTH = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One attention problem, but for its length. Plain values, so that it can be sent to a child process."""
+
+    encoding: str
+    batch: int
+    heads: int
+    head_dim: int
+    hidden: int
+    causal: bool
+    dtype: str
+    device: str
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    q: Float[Tensor, "b h t d"]
+    k: Float[Tensor, "b h t d"]
+    v: Float[Tensor, "b h t d"]
+    upstream: Float[Tensor, "b h t d"]
+    """The gradient of the output, where the backward pass starts."""
+    pe: PositionalEncoding
+    causal: bool
+
+    def differentiable(self) -> dict[str, Tensor]:
+        """Everything that receives a gradient, by name."""
+        return {"q": self.q, "k": self.k, "v": self.v, **dict(self.pe.named_parameters())}
+
+    def double(self) -> "Inputs":
+        tensors = {n: getattr(self, n).detach().double() for n in ("q", "k", "v", "upstream")}
+        leaves = {n: x.requires_grad_(n != "upstream") for n, x in tensors.items()}
+        return replace(self, pe=copy.deepcopy(self.pe).double(), **leaves)
+
+
+def make_inputs(shape: Shape, length: int) -> Inputs:
+    """Random inputs: the same for the same shape and length, without touching the global random state."""
+    dtype, device = getattr(torch, shape.dtype), torch.device(shape.device)
+    generator = torch.Generator().manual_seed(shape.seed)
+    size = (shape.batch, shape.heads, length, shape.head_dim)
+    q, k, v, upstream = (torch.randn(size, generator=generator).to(device, dtype) for _ in range(4))
+    pe = _make_encoding(shape, length, generator).to(device)
+    if dtype == torch.float64:
+        pe = pe.double()
+    # In half precision the encoding keeps float32 parameters, as in mixed-precision training.
+    for x in (q, k, v):
+        x.requires_grad_()
+    return Inputs(q=q, k=k, v=v, upstream=upstream, pe=pe, causal=shape.causal)
+
+
+def _make_encoding(shape: Shape, length: int, generator: torch.Generator) -> PositionalEncoding:
+    options = {"hidden": shape.hidden} if shape.encoding.removeprefix(RANDOMIZED).startswith(DAPE) else {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(shape.seed)
+        pe = build(
+            shape.encoding, num_heads=shape.heads, head_dim=shape.head_dim, train_length=max(length, 2), **options
+        )
+    # One draw for all calls: implementations could not be compared otherwise.
+    return pe.draw(length, generator) if isinstance(pe, Randomized) else pe
+
+
+def run_once(impl: str, inputs: Inputs) -> Float[Tensor, "b h t d"]:
+    return _implementation(impl)(inputs.q, inputs.k, inputs.v, inputs.pe, causal=inputs.causal)
+
+
+def _implementation(impl: str) -> Callable[..., Tensor]:
+    if impl in ("appendix", "static", "sdpa"):
+        return getattr(listing, impl)
+    from dape.ops.attention import attention
+
+    operator: Callable[..., Any] = attention
+    return partial(operator, impl=impl)
+
+
+def make_call(impl: str, inputs: Inputs, pass_: Pass) -> Callable[[], None]:
+    """The call to time: forward without a graph, or forward and all gradients."""
+    wait = torch.cuda.synchronize if inputs.q.is_cuda else (lambda: None)
+
+    def forward() -> None:
+        with torch.no_grad():
+            run_once(impl, inputs)
+        wait()
+
+    def forward_backward() -> None:
+        gradients(impl, inputs)
+        wait()
+
+    return forward if pass_ == "forward" else forward_backward
+
+
+def gradients(
+    impl: str, inputs: Inputs, leaves: dict[str, Tensor] | None = None
+) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """Output, and the gradient of everything differentiable (None where an implementation does not use it)."""
+    leaves = inputs.differentiable() if leaves is None else leaves
+    out = run_once(impl, inputs)
+    grads = torch.autograd.grad(out, list(leaves.values()), inputs.upstream, allow_unused=True)
+    return out, dict(zip(leaves, grads, strict=True))
+
+
+# Agreement -----------------------------------------------------------------------------------------------------------
+
+VERIFY_LENGTH = 131
+TOLERANCE = {"float64": 1e-9, "float32": 2e-4, "bfloat16": 6e-2}
+"""Largest error allowed, relative to the largest value. Bfloat16 carries 8 bits, and the dense listing sums in it."""
+
+
+def disagreements(shape: Shape, impl: str, passes: tuple[Pass, ...]) -> list[str]:
+    """Where ``impl`` departs from ``reference`` in float64 on the same inputs, in words; empty when it agrees."""
+    inputs = make_inputs(replace(shape, batch=min(shape.batch, 2)), VERIFY_LENGTH)
+    exact = inputs.double()
+    oracle = replace(exact, pe=_encoding_of(impl, exact.pe))
+    if "forward_backward" not in passes:
+        with torch.no_grad():
+            found, expected = run_once(impl, inputs), run_once("reference", oracle)
+        errors = {"output": _error(found, expected, _size(expected))}
+    else:
+        errors = _errors_with_gradients(gradients(impl, inputs), gradients("reference", oracle, exact.differentiable()))
+    tolerance = TOLERANCE[shape.dtype]
+    return [
+        f"{impl}: {what} is off by {error:.1e} of its largest value (allowed {tolerance:.0e})"
+        for what, error in errors.items()
+        if not error <= tolerance  # so that NaN is an error too
+    ]
+
+
+def _encoding_of(impl: str, pe: PositionalEncoding) -> PositionalEncoding:
+    """The encoding that an implementation computes: the baselines leave DAPE, or positions, out."""
+    if impl == "sdpa":
+        return PositionalEncoding(pe.dims).to(pe.precision)
+    if impl == "static" and isinstance(pe, DapeWrapper):
+        return pe.base
+    return pe
+
+
+def _errors_with_gradients(
+    found: tuple[Tensor, dict[str, Tensor | None]], expected: tuple[Tensor, dict[str, Tensor | None]]
+) -> dict[str, float]:
+    (out, grads), (expected_out, expected_grads) = found, expected
+    errors = {"output": _error(out, expected_out, _size(expected_out))}
+    # Some gradients vanish exactly (f's last bias moves whole rows, which softmax ignores) and leave only rounding,
+    # so parameters are judged on their common scale.
+    parameters = max((_size(g) for n, g in expected_grads.items() if n not in ("q", "k", "v")), default=0.0)
+    for name, gradient in expected_grads.items():
+        size = _size(gradient) if name in ("q", "k", "v") else parameters
+        errors[f"gradient of {name}"] = _error(grads.get(name), gradient, size)
+    return errors
+
+
+def _size(x: Tensor | None) -> float:
+    return 0.0 if x is None else x.detach().abs().max().item()
+
+
+def _error(found: Tensor | None, expected: Tensor | None, size: float) -> float:
+    if found is None or expected is None:
+        difference = max(_size(found), _size(expected))
+    else:
+        difference = _size(found.double() - expected)
+    return 0.0 if difference == 0 else difference / max(size, 1e-30)
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+
+def measure_mb(shape: Shape, impl: str, length: int, pass_: Pass, threads: int) -> float:
+    """Peak extra memory of one call, in a child process."""
+    return peak_extra_mb(
+        "dape.bench.cases:prepare", shape=asdict(shape), impl=impl, length=length, pass_=pass_, threads=threads
+    )
+
+
+def prepare(*, shape: dict[str, Any], impl: str, length: int, pass_: Pass, threads: int) -> Callable[[], None]:
+    """In the child: inputs exist and libraries are initialised (at a tiny length) before anything is measured."""
+    torch.set_num_threads(threads)
+    given = Shape(**shape)
+    make_call(impl, make_inputs(replace(given, batch=1), WARM_UP_LENGTH), pass_)()
+    call = make_call(impl, make_inputs(given, length), pass_)
+    if torch.device(given.device).type == "cuda":
+        call.extra_bytes = partial(_cuda_extra_bytes, call)  # pyright: ignore[reportFunctionMemberAccess]
+    return call
+
+
+def _cuda_extra_bytes(call: Callable[[], None]) -> int:
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return torch.cuda.max_memory_allocated() - before

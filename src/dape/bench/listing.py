@@ -1,0 +1,68 @@
+"""The dense baselines: attention as one would write it down from the papers, every matrix in full.
+
+They share one signature with the operator, so that they can be verified and timed alike.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from dape.positional.base import LEAKY_SLOPE, AdditiveBias
+from dape.positional.dape import Dape
+
+
+def appendix(
+    q: Float[Tensor, "b h t d"], k: Float[Tensor, "b h t d"], v: Float[Tensor, "b h t d"], pe: Dape, *, causal: bool
+) -> Float[Tensor, "b h t d"]:
+    """DAPE as listed in the appendix of its paper: concatenate, heads last, two linear layers, heads back."""
+    scores = _scaled_scores(q, k)
+    bias = _bias(pe, q, causal=causal)
+    x = torch.cat([scores, bias.expand_as(scores)], dim=1).permute(0, 2, 3, 1)
+    x = _linear(x, pe.f.first)
+    x = F.leaky_relu(x, LEAKY_SLOPE)
+    x = _linear(x, pe.f.second)
+    logits = scores + bias + x.permute(0, 3, 1, 2)
+    return _attend(logits, v, causal=causal)
+
+
+def static(
+    q: Float[Tensor, "b h t d"],
+    k: Float[Tensor, "b h t d"],
+    v: Float[Tensor, "b h t d"],
+    pe: Dape | AdditiveBias,
+    *,
+    causal: bool,
+) -> Float[Tensor, "b h t d"]:
+    """The bias alone, without DAPE on top."""
+    return _attend(_scaled_scores(q, k) + _bias(pe, q, causal=causal), v, causal=causal)
+
+
+def sdpa(
+    q: Float[Tensor, "b h t d"], k: Float[Tensor, "b h t d"], v: Float[Tensor, "b h t d"], pe: object, *, causal: bool
+) -> Float[Tensor, "b h t d"]:
+    """PyTorch's fused attention with no positions at all: what attention costs before any bias."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def _scaled_scores(q: Tensor, k: Tensor) -> Float[Tensor, "b h t t"]:
+    return q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+
+
+def _bias(pe: Dape | AdditiveBias, q: Tensor, *, causal: bool) -> Float[Tensor, "h t t"]:
+    positions = torch.arange(q.shape[-2], device=q.device)
+    return pe.bias(positions, positions, causal=causal).to(q.dtype)
+
+
+def _linear(x: Tensor, layer: torch.nn.Linear) -> Tensor:
+    return F.linear(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))
+
+
+def _attend(logits: Float[Tensor, "b h t t"], v: Tensor, *, causal: bool) -> Float[Tensor, "b h t d"]:
+    if causal:
+        t = logits.shape[-1]
+        future = torch.ones(t, t, dtype=torch.bool, device=logits.device).triu(1)
+        logits = logits.masked_fill(future, float("-inf"))
+    return torch.softmax(logits, dim=-1) @ v

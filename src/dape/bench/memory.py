@@ -1,0 +1,113 @@
+"""Peak memory of one call, measured in a fresh process, and how much memory there is.
+
+A process keeps what its libraries, thread pools and earlier calls once took, so each measurement gets a child of its
+own. A megabyte is 10^6 bytes here, a gigabyte 10^9.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MB = 10**6
+GB = 10**9
+
+
+class MeasurementError(RuntimeError):
+    """The child process did not come back with a number."""
+
+
+def peak_extra_mb(target: str, **arguments: Any) -> float:
+    """The most memory that one call held beyond what existed before it, in MB.
+
+    ``target`` is ``"module:function"``. In a child process the function receives ``arguments`` (through JSON), creates
+    its inputs, warms up whatever should not be counted, and returns the call to measure.
+    """
+    child = subprocess.run(
+        [sys.executable, "-m", "dape.bench.memory", target],
+        input=json.dumps(arguments),
+        capture_output=True,
+        text=True,
+        # The child finds modules where the parent does, also when dape is run from a source tree.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        check=False,
+    )
+    if child.returncode < 0:
+        raise MeasurementError(f"killed by signal {-child.returncode} (out of memory?)")
+    if child.returncode > 0:
+        last_words = child.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise MeasurementError(last_words[0])
+    return float(child.stdout.strip().splitlines()[-1])
+
+
+def extra_bytes(call: Callable[[], object]) -> int:
+    """Peak memory of this process during ``call``, beyond what it held before."""
+    _release_unused()
+    _reset_peak()
+    before = _peak_bytes()
+    call()
+    return max(_peak_bytes() - before, 0)
+
+
+def _release_unused() -> None:
+    """Give freed memory back to the system: the call could otherwise reuse it unseen."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # only the GNU C library has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _reset_peak() -> None:
+    with contextlib.suppress(OSError):  # not Linux, or forbidden: the peak so far then counts as "before"
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_bytes() -> int:
+    with contextlib.suppress(OSError):
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if found:
+            return int(found[1]) * 1024
+    # Second choice, as on Linux a child inherits the ru_maxrss of the process that started it.
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def available_bytes() -> int:
+    """Memory that can be taken without swapping, within the limit of the control group (container), if any."""
+    candidates = [_meminfo_available(), _cgroup_available()]
+    known = [c for c in candidates if c is not None]
+    return min(known) if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _meminfo_available() -> int | None:
+    with contextlib.suppress(OSError):
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+        return int(found[1]) * 1024 if found else None
+    return None
+
+
+def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+        return int((root / "memory.max").read_text()) - int((root / "memory.current").read_text())
+    return None
+
+
+def _child(target: str) -> None:
+    module, _, name = target.partition(":")
+    call = getattr(importlib.import_module(module), name)(**json.loads(sys.stdin.read()))
+    # A call that knows better, such as one on a GPU, brings its own measure.
+    measure = getattr(call, "extra_bytes", None) or (lambda: extra_bytes(call))
+    print(measure() / MB)
+
+
+if __name__ == "__main__":
+    _child(sys.argv[1])

@@ -1,0 +1,156 @@
+"""The result of a benchmark: rows, where they come from, and how they are written and shown. Does not import torch."""
+
+import contextlib
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dape.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Pass = Literal["forward", "forward_backward"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    impl: str
+    encoding: str
+    length: int
+    pass_: Pass
+    ms: float | None = None
+    """Median time of one call; None if it was not run."""
+    peak_mb: float | None = None
+    """Most memory held during one call beyond its inputs, in 10^6 bytes; None if not measured."""
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {name.rstrip("_"): value for name, value in asdict(self).items()}
+
+
+# Where rows come from ------------------------------------------------------------------------------------------------
+
+
+def machine() -> dict[str, Any]:
+    """What a reader needs to judge a number: processor, system, commit, date."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The commit of the source tree that this file belongs to, marked if it has been changed since."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():  # installed: a repository further up would be somebody else's
+        return None
+    git = ["git", "-C", str(root)]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+        return commit + (" (with changes)" if changes.strip() else "")
+    return None
+
+
+# As a file -----------------------------------------------------------------------------------------------------------
+
+
+def check_writable(path: Path) -> None:
+    """Complain now rather than after minutes of work."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise UsageError(f"--json {path}: is not a regular file")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise UsageError(f"--json {path}: may not be written")
+    if not target.parent.is_dir():
+        raise UsageError(f"--json {path}: the folder {target.parent} does not exist; create it first")
+    trial = _temporary(target)
+    try:
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise UsageError(f"--json {path}: cannot create files in {target.parent} ({error.strerror})") from error
+
+
+def write_json(path: Path, config: dict[str, Any], rows: Iterable[Row]) -> None:
+    """Write all or nothing: a reader never sees half a file, a failure leaves the old one."""
+    target = path.resolve()
+    temporary = _temporary(target)
+    try:
+        text = json.dumps({"config": config, "rows": [row.as_json() for row in rows]}, indent=2)
+        temporary.write_text(text + "\n", encoding="utf-8")
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _temporary(target: Path) -> Path:
+    """In the same folder, as a file can only be replaced at once within one file system."""
+    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
+
+
+# As a table ----------------------------------------------------------------------------------------------------------
+
+
+def make_table(rows: Sequence[Row], title: str) -> "Table":
+    """One line per row, grouped by length and pass, with times relative to two baselines of the same group."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    table.add_column("length", justify="right")
+    table.add_column("pass")
+    table.add_column("implementation")
+    table.add_column("ms", justify="right")
+    table.add_column("time / sdpa", justify="right")
+    table.add_column("appendix / time", justify="right")
+    table.add_column("peak MB", justify="right")
+    if any(row.note for row in rows):
+        table.add_column("note")
+    times = {(row.length, row.pass_, row.impl): row.ms for row in rows}
+    previous = None
+    for row in rows:
+        group = (row.length, row.pass_)
+        if previous not in (None, group):
+            table.add_section()
+        cells = [
+            str(row.length),
+            row.pass_.replace("_", "+"),
+            row.impl,
+            _number(row.ms),
+            _ratio(row.ms, times.get((*group, "sdpa"))),
+            _ratio(times.get((*group, "appendix")), row.ms),
+            _number(row.peak_mb),
+        ]
+        table.add_row(*cells, *([row.note] if len(table.columns) > len(cells) else []))
+        previous = group
+    return table
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def _ratio(value: float | None, base: float | None) -> str:
+    return "-" if not value or not base else f"{value / base:.2f}x"

@@ -1,0 +1,112 @@
+"""The ``dape`` command: parse, run, and turn failures into messages and exit codes.
+
+Exit codes: 0 done, 1 failed, 2 the command line was wrong, 130 interrupted, 141 the reader of a pipe went away.
+Nothing here imports torch; a command does so when it runs.
+"""
+
+import contextlib
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
+
+from tyro.extras import SubcommandApp
+
+from dape._version import __version__
+from dape.cli.commands import COMMANDS, GROUPS, Command
+from dape.errors import UsageError
+
+DESCRIPTION = """\
+DAPE: positional encodings for transformers that adapt to the data.
+
+New here? Start with:
+  dape list                      which encodings there are, and what they compute
+  dape list kerple               only those with "kerple" in their name
+  dape bench attention --quick   how fast attention is on this machine
+  dape COMMAND --help            everything a command can do
+  dape --version                 print the version
+
+In Python, a name from the list becomes a module:
+  pe = dape.build("dape-kerple", num_heads=12, head_dim=64, train_length=512)"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``dape`` with the given arguments (the process's own by default) and return the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # replaced streams, as in notebooks, may lack it
+            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # now: at interpreter exit a closed pipe could no longer be caught
+        return code
+    except BrokenPipeError:
+        # `dape list | head`: nobody reads on. Python would complain again when it closes stdout, hence the detour.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt as error:
+        return _fail(error, 130, message="interrupted")
+    except UsageError as error:
+        return _fail(error, 2)
+    except (ValueError, TypeError, OSError) as error:
+        return _fail(error, 1)
+
+
+def _fail(error: BaseException, code: int, message: str | None = None) -> int:
+    """One line for the user; the traceback is for us, on request."""
+    if os.environ.get("DAPE_DEBUG") == "1":
+        raise error
+    print(f"dape: {message or error}", file=sys.stderr)
+    if code == 1:
+        print("(DAPE_DEBUG=1 shows where)", file=sys.stderr)
+    return code
+
+
+def _dispatch(argv: list[str]) -> int:
+    if argv == ["--version"]:
+        print(f"dape {__version__}")
+        return 0
+    words = list(takewhile(lambda word: not word.startswith("-"), argv))
+    if words == argv and _begins_a_command(words):
+        with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(SystemExit):
+            _parse([*argv, "--help"])
+        return 2
+    try:
+        config = _parse(argv)
+    except SystemExit as stop:  # tyro has printed help or an error
+        suggestion = _suggest(words) if stop.code else None
+        if suggestion:
+            print(f"Did you mean `dape {suggestion}`?", file=sys.stderr)
+        return stop.code if isinstance(stop.code, int) else 0
+    command = next(c for c in COMMANDS if c.config is type(config))
+    return command.run(config)
+
+
+def _parse(argv: list[str]) -> object:
+    """The chosen command's dataclass, filled in."""
+    app, groups = SubcommandApp(), {}
+    for command in COMMANDS:
+        *group, name = command.words
+        if group and group[0] not in groups:
+            groups[group[0]] = app.command(SubcommandApp(), name=group[0], help=GROUPS[group[0]])
+        parent = groups[group[0]] if group else app
+        # In its own help a command says everything, where commands are listed one line; tyro has one text for both.
+        asked_for = argv[: len(command.words)] == command.words
+        parent.command(name=name, help=command.help if asked_for else command.summary)(command.config)
+    return app.cli(prog="dape", description=DESCRIPTION, args=argv)
+
+
+def _begins_a_command(words: list[str]) -> bool:
+    """True for `dape` and `dape bench`, after which a command is still to be chosen."""
+    return any(len(words) < len(c.words) and c.words[: len(words)] == words for c in COMMANDS)
+
+
+def _suggest(words: list[str]) -> str | None:
+    """The nearest command, unless the words name one already (then a flag was wrong, which tyro explains)."""
+
+    def likeness(command: Command) -> float:
+        typed = " ".join(words[: len(command.words)])
+        return difflib.SequenceMatcher(None, typed, command.name).ratio()
+
+    nearest = max(COMMANDS, key=likeness)
+    return nearest.name if 0.6 <= likeness(nearest) < 1 else None

@@ -1,0 +1,71 @@
+"""The commands of ``dape``, one entry each.
+
+A command is a dataclass and a function: fields become flags, their docstrings the help of each flag, the class
+docstring the help of the command (first line: its summary). The function returns the exit code. Neither module may
+import torch at the top; ``dape --help`` reads them all. Check values in the function, not in ``__post_init__``, and
+raise :class:`dape.errors.UsageError` for those that cannot be meant.
+"""
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dape.bench.attention import AttentionBench
+from dape.bench.attention import run as bench_attention
+from dape.cli.list_encodings import ListEncodings, list_encodings
+
+
+@dataclass(frozen=True)
+class Command:
+    name: str
+    """What is typed after ``dape``; the first of two words is a group."""
+    config: type
+    run: Callable[[Any], int]
+    examples: Mapping[str, str]
+    """Arguments, and what they do."""
+
+    @property
+    def words(self) -> list[str]:
+        return self.name.split()
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.config) or "").partition("\n")[0]
+
+    @property
+    def help(self) -> str:
+        paragraphs = (inspect.getdoc(self.config) or "").split("\n\n")[1:]
+        # Indented: lines that begin with a letter tyro would join, and leave to the terminal to break anywhere.
+        indented = [textwrap.fill(p, 80, initial_indent="  ", subsequent_indent="  ") for p in paragraphs]
+        examples = [f"  dape {self.name} {args}\n      {what}" for args, what in self.examples.items()]
+        return "\n".join([self.summary, *indented, "", "Examples:", *examples])
+
+
+GROUPS = {"bench": "Measure speed and memory on this machine."}
+
+COMMANDS = [
+    Command(
+        "list",
+        ListEncodings,
+        list_encodings,
+        examples={
+            "": "all base encodings, and DAPE on each that allows it",
+            "kerple": "names that contain kerple, dape-v2-kerple too",
+            "bias": "encodings that enter through the hook called bias",
+            "--all --json": "everything, for another program",
+        },
+    ),
+    Command(
+        "bench attention",
+        AttentionBench,
+        bench_attention,
+        examples={
+            "--quick": "a first impression",
+            "--lengths 2048 4096 --impls blocked appendix sdpa": "the operator between the paper's listing and no DAPE",
+            "--encoding dape-fire --json fire.json": "another encoding, results kept",
+            "--lengths 80 --batch 128 --no-causal": "many short sequences, attention in both directions",
+        },
+    ),
+]

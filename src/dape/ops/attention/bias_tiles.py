@@ -1,0 +1,147 @@
+"""Attention whose bias is evaluated tile by tile: FIRE, positions that are not consecutive, packed documents, ...
+
+B of a tile is computed when the tile is, shared by its batch items, and recomputed in the backward pass, where autograd
+takes the gradient of the tile's B to the encoding's parameters. Memory stays linear in the length.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dape.ops.attention.tiles import LOG2_E, Call, TermSums, TileTerms, run_backward, run_forward
+from dape.ops.attention.tiling import Tile
+from dape.positional.base import ScoreForm
+from dape.positional.grid import Grid
+
+
+@torch.compiler.disable
+def bias_tile_attention(
+    q: Float[Tensor, "b h q d"], k: Float[Tensor, "b g k d"], v: Float[Tensor, "b g k e"], form: ScoreForm, grid: Grid
+) -> Float[Tensor, "b h q e"]:
+    """Not compiled: the bias is a Python function called once per tile."""
+    mix = form.mix
+    weights = (None,) * 5 if mix is None else (mix.wa, mix.wb, mix.b1, mix.w2, mix.b2)
+    parameters = form.source.parameters if form.source is not None else ()
+    return _BiasTiles.apply(form, grid, q, k, v, *weights, *parameters)
+
+
+class _BiasTiles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, form: ScoreForm, grid: Grid, q, k, v, wa, wb, b1, w2, b2, *parameters) -> Tensor:
+        call = Call(q, k, v, wa, w2, causal_offset=grid.offset if grid.causal else None)
+        out, lse = run_forward(call, _BiasTerms(call, form, grid, wb, b1, b2, parameters), q.dtype)
+        ctx.form, ctx.grid = form, grid
+        ctx.save_for_backward(out, lse, q, k, v, wa, wb, b1, w2, b2, *parameters)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor):
+        out, lse, q, k, v, wa, wb, b1, w2, b2, *parameters = ctx.saved_tensors
+        call = Call(q, k, v, wa, w2, causal_offset=ctx.grid.offset if ctx.grid.causal else None)
+        terms = _BiasTerms(call, ctx.form, ctx.grid, wb, b1, b2, parameters)
+        dq, sums = run_backward(call, terms, grad, out, lse)
+        own = sums.terms
+        assert isinstance(own, _BiasSums)
+        found = (dq, sums.dk, sums.dv, sums.wa, own.wb, own.b1, sums.w2, own.b2, *own.parameters)
+        inputs = (q, k, v, wa, wb, b1, w2, b2, *parameters)
+        grads = (None if x is None or g is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True))
+        return (None, None, *grads)
+
+
+@dataclass
+class _BiasTerms:
+    call: Call
+    form: ScoreForm
+    grid: Grid
+    wb: Float[Tensor, "D h"] | None
+    b1: Float[Tensor, " D"] | None
+    b2: Float[Tensor, " h"] | None
+    parameters: Sequence[Tensor]
+
+    def on(self, tile: Tile, *, backward: bool = False) -> TileTerms:
+        grid = self._part(tile)
+        bias = None
+        if self.form.source is not None:
+            with torch.set_grad_enabled(backward and bool(self.parameters)):
+                bias = self.form.source.on(grid).to(self.call.dtype)
+        return TileTerms(static=self._static(bias, grid), pre=self._pre(bias), bias=bias)
+
+    def _part(self, tile: Tile) -> Grid:
+        reversed_rows = torch.arange(tile.i1 - 1, tile.i0 - 1, -1, device=self.grid.q_index.device)
+        return self.grid.items(tile.b0, tile.b1).rows(reversed_rows).first_keys(tile.keys)
+
+    def _static(self, bias: Tensor | None, grid: Grid) -> Tensor | None:
+        static = None if bias is None or not self.form.adds_bias else bias.detach()
+        if self.b2 is not None:
+            b2 = self.b2.to(self.call.dtype).view(-1, 1, 1)
+            static = b2 if static is None else static + b2
+        visible = grid.visible()
+        if visible is None:
+            return None if static is None else static * LOG2_E
+        hidden = ~visible.unsqueeze(-3)
+        static = self.call.q.new_zeros(1, 1, 1) if static is None else static * LOG2_E
+        return torch.where(hidden, -torch.inf, static)
+
+    def _pre(self, bias: Tensor | None) -> Tensor | None:
+        if self.b1 is None:
+            return None
+        b1 = self.b1.to(self.call.dtype).view(-1, 1, 1)
+        if bias is None or self.wb is None:
+            return b1
+        return (self.wb.to(self.call.dtype) @ bias.detach().flatten(-2)).unflatten(-1, bias.shape[-2:]).add_(b1)
+
+    def sums(self) -> "_BiasSums":
+        return _BiasSums(self)
+
+
+class _BiasSums:
+    def __init__(self, terms: _BiasTerms) -> None:
+        self._terms = terms
+        new_zeros = terms.call.q.new_zeros
+        self.wb, self.b1, self.b2 = (None if x is None else new_zeros(x.shape) for x in (terms.wb, terms.b1, terms.b2))
+        self.parameters: list[Tensor | None] = [new_zeros(p.shape) for p in terms.parameters]
+
+    def add_tile(self, tile: Tile, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
+        bias = terms.bias
+        # Where B is shared by the items of a tile, so is its gradient.
+        shared = bias is None or bias.dim() == 3
+        d_static = d_logits.sum(0) if shared else d_logits
+        d_pre = None if d_hidden is None else d_hidden.sum(0) if shared else d_hidden
+        if self.b2 is not None:
+            self.b2.add_(d_logits.sum((0, 2, 3)))
+        if self.b1 is not None and d_hidden is not None:
+            self.b1.add_(d_hidden.sum((0, 2, 3)))
+        if bias is None:
+            return
+        d_bias = d_static if self._terms.form.adds_bias else torch.zeros_like(d_static)
+        if self.wb is not None and d_pre is not None:
+            flat_bias, flat_pre = bias.detach().flatten(-2), d_pre.flatten(-2)
+            self.wb.add_(_sum_items(flat_pre @ flat_bias.transpose(-1, -2)))
+            wb = self._terms.wb.to(d_bias.dtype)
+            d_bias = d_bias + (wb.t() @ flat_pre).view(d_bias.shape)
+        self._to_parameters(bias, d_bias)
+
+    def _to_parameters(self, bias: Tensor, d_bias: Tensor) -> None:
+        if not bias.requires_grad:
+            return
+        grads = torch.autograd.grad(bias, self._terms.parameters, d_bias, allow_unused=True)
+        for total, grad in zip(self.parameters, grads, strict=True):
+            if total is not None and grad is not None:
+                total.add_(grad)
+
+    def add_(self, other: TermSums) -> None:
+        assert isinstance(other, _BiasSums)
+        mine = (self.wb, self.b1, self.b2, *self.parameters)
+        theirs = (other.wb, other.b1, other.b2, *other.parameters)
+        for a, b in zip(mine, theirs, strict=True):
+            if a is not None and b is not None:
+                a.add_(b)
+
+
+def _sum_items(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x.sum(0)

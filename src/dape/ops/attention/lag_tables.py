@@ -1,0 +1,210 @@
+"""Attention whose position terms are tables over lags: memory linear in the length, nothing copied.
+
+Tables run from the largest lag, ``offset + queries - 1``, downwards in steps of 1, with ``queries + keys - 1`` entries.
+The rows of a tile being reversed, row r and key j have the table index ``start + r + j``: a table is applied as an
+overlapping view (strides 1, 1), the causal mask is simply -inf in the table at negative lags, and the gradient of a
+table entry is a sum over an anti-diagonal, again read through a view.
+
+An opaque operator for torch.compile, so that one graph serves all lengths; autograd carries the gradients of the tables
+on to the parameters they were made from.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dape.ops.attention.tiles import LOG2_E, Call, TermSums, TileTerms, run_backward, run_forward
+from dape.ops.attention.tiling import Tile
+from dape.positional.base import accumulation_dtype
+
+
+def lag_attention(
+    q: Float[Tensor, "b h q d"],
+    k: Float[Tensor, "b g k d"],
+    v: Float[Tensor, "b g k e"],
+    *,
+    static: Float[Tensor, "h n"] | None,
+    wa: Float[Tensor, "D h"] | None = None,
+    pre: Float[Tensor, "D n"] | None = None,
+    w2: Float[Tensor, "h D"] | None = None,
+    key_padding_mask: Bool[Tensor, "b k"] | None,
+    offset: int,
+    causal: bool,
+) -> Float[Tensor, "b h q e"]:
+    """``A + static[lag] + w2 . leaky(wa . A + pre[lag])``; differentiable in every floating-point input."""
+    return _forward(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal)[0]
+
+
+@torch.library.custom_op("dape::lag_attention", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    static: Tensor | None,
+    wa: Tensor | None,
+    pre: Tensor | None,
+    w2: Tensor | None,
+    key_padding_mask: Tensor | None,
+    offset: int,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    call = Call(q, k, v, wa, w2, causal_offset=offset if causal else None)
+    return run_forward(call, _LagTerms(call, static, pre, key_padding_mask, offset, causal), q.dtype)
+
+
+@_forward.register_fake
+def _(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal):
+    lse_dtype = accumulation_dtype(q.dtype)
+    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(q.shape[:-1], dtype=lse_dtype)
+
+
+@torch.library.custom_op("dape::lag_attention_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    static: Tensor | None,
+    wa: Tensor | None,
+    pre: Tensor | None,
+    w2: Tensor | None,
+    key_padding_mask: Tensor | None,
+    offset: int,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, static, wa, pre, w2; an empty tensor stands for an absent input's."""
+    call = Call(q, k, v, wa, w2, causal_offset=offset if causal else None)
+    terms = _LagTerms(call, static, pre, key_padding_mask, offset, causal)
+    dq, sums = run_backward(call, terms, grad, out, lse)
+    assert isinstance(sums.terms, _TableSums)
+    tables = (sums.terms.static, sums.wa, sums.terms.pre, sums.w2)
+    inputs = (static, wa, pre, w2)
+    filled = (q.new_empty(0) if x is None else t.to(x.dtype) for t, x in zip(tables, inputs, strict=True))
+    return (dq.to(q.dtype), sums.dk.to(k.dtype), sums.dv.to(v.dtype), *filled)
+
+
+@_backward.register_fake
+def _(grad, out, lse, q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal):
+    tables = (q.new_empty(0) if t is None else t.new_empty(t.shape) for t in (static, wa, pre, w2))
+    return (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *tables)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    *tensors, ctx.offset, ctx.causal = inputs
+    ctx.save_for_backward(*output, *tensors)
+    ctx.set_materialize_grads(False)
+
+
+def _autograd_backward(ctx, grad, _grad_lse):
+    out, lse, *tensors = ctx.saved_tensors
+    if grad is None:
+        return (None,) * (len(tensors) + 2)
+    grads = _backward(grad, out, lse, *tensors, ctx.offset, ctx.causal)
+    present = [None if t is None else g for g, t in zip(grads, tensors[:-1], strict=True)]
+    return (*present, None, None, None)
+
+
+_forward.register_autograd(_autograd_backward, setup_context=_setup_context)
+
+
+class _LagTerms:
+    def __init__(
+        self,
+        call: Call,
+        static: Tensor | None,
+        pre: Tensor | None,
+        key_padding_mask: Tensor | None,
+        offset: int,
+        causal: bool,
+    ) -> None:
+        self.call, self.offset, self.causal = call, offset, causal
+        self.static = static
+        self.pre = None if pre is None else pre.to(call.dtype).contiguous()
+        self.table = self._logit_table()
+        self.padding = None
+        if key_padding_mask is not None:
+            zero = torch.zeros(key_padding_mask.shape, dtype=call.dtype, device=call.q.device)
+            self.padding = zero.masked_fill_(key_padding_mask, -math.inf)[:, None, None, :]
+
+    def _logit_table(self) -> Float[Tensor, "h n"] | None:
+        """The static table in base 2, -inf where the causal mask hides; None if neither exists."""
+        call = self.call
+        if self.static is not None:
+            table = (self.static.to(call.dtype) * LOG2_E).contiguous()
+        elif self.causal:
+            table = call.q.new_zeros(1, call.queries + call.keys - 1)
+        else:
+            return None
+        if self.causal:
+            table[:, max(0, self.offset + call.queries) :] = -math.inf
+        return table
+
+    def start(self, tile: Tile) -> int:
+        """Table index of the tile's first cell: its last row against key 0."""
+        return self.call.queries - tile.i1
+
+    def view(self, table: Float[Tensor, "c n"], tile: Tile) -> Float[Tensor, "c r k"]:
+        """The table on every cell of the tile, without a copy."""
+        where = table.storage_offset() + self.start(tile)
+        return table.as_strided((len(table), tile.rows, tile.keys), (table.stride(0), 1, 1), where)
+
+    def on(self, tile: Tile, *, backward: bool = False) -> TileTerms:
+        static = None if self.table is None else self.view(self.table, tile)
+        if self.padding is not None:
+            padding = self.padding[tile.b0 : tile.b1, ..., : tile.keys]
+            static = padding if static is None else static + padding
+        return TileTerms(static=static, pre=None if self.pre is None else self.view(self.pre, tile))
+
+    def sums(self) -> "_TableSums":
+        return _TableSums(self)
+
+
+class _TableSums:
+    def __init__(self, terms: _LagTerms) -> None:
+        self._terms = terms
+        new_zeros = terms.call.q.new_zeros
+        self.static = None if terms.static is None else new_zeros(terms.static.shape)
+        self.pre = None if terms.pre is None else new_zeros(terms.pre.shape)
+
+    def add_tile(self, tile: Tile, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
+        for total, x in ((self.static, d_logits), (self.pre, d_hidden)):
+            if total is not None and x is not None:
+                self._add_diagonals(total, x, tile)
+
+    def _add_diagonals(self, total: Float[Tensor, "c n"], x: Float[Tensor, "i c r k"], tile: Tile) -> None:
+        x = x[0] if len(x) == 1 else x.sum(0)
+        # A causal tile whose keys end at its last row's own is zero beyond its main anti-diagonal.
+        corner_hidden = self._terms.causal and tile.keys == self._terms.offset + tile.i1
+        sums = _diagonals_of_triangle(x) if corner_hidden else _diagonals(x)
+        start = self._terms.start(tile)
+        total[:, start : start + sums.shape[1]].add_(sums)
+
+    def add_(self, other: TermSums) -> None:
+        assert isinstance(other, _TableSums)
+        for mine, theirs in ((self.static, other.static), (self.pre, other.pre)):
+            if mine is not None and theirs is not None:
+                mine.add_(theirs)
+
+
+def _diagonals(x: Float[Tensor, "c r k"]) -> Float[Tensor, "c n"]:
+    """Sums over r + j = 0 ... r + k - 2: with rows one longer than the number of sums, shifting is a matter of view."""
+    channels, rows, keys = x.shape
+    padded = torch.nn.functional.pad(x, (0, rows)).flatten(1)
+    return padded[:, : rows * (rows + keys - 1)].view(channels, rows, -1).sum(1)
+
+
+def _diagonals_of_triangle(x: Float[Tensor, "c r k"]) -> Float[Tensor, "c k"]:
+    """The same for x that is 0 where r + j >= k, without padding: read rows of length k - 1, in which column c holds
+    r + j = c, except that the last diagonal k - 1 wraps onto column 0."""
+    channels, rows, keys = x.shape
+    if keys == 1:
+        return x.sum(1)
+    x = x.contiguous()
+    sums = x.as_strided((channels, rows, keys - 1), (rows * keys, keys - 1, 1), x.storage_offset()).sum(1)
+    sums[:, 0] = x[:, 0, 0]
+    last = x.as_strided((channels, rows), (rows * keys, keys - 1), x.storage_offset() + keys - 1).sum(1)
+    return torch.cat([sums, last.unsqueeze(1)], dim=1)
