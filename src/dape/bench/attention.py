@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dape.bench.memory import GB, available_bytes
-from dape.bench.progress import show_progress
+from dape.bench.progress import Progress
 from dape.bench.records import Pass, Row, check_writable, machine, make_table, write_json
 from dape.errors import UsageError
 from dape.positional.catalogue import DAPE, RANDOMIZED, find
@@ -57,7 +57,7 @@ class AttentionBench:
     repeats: int = 7
     """Timed repetitions of each call."""
     threads: int | None = None
-    """Threads of torch (default: torch's own choice)."""
+    """Threads of torch; None leaves the choice to torch."""
     device: str = "cpu"
     """Where to compute: cpu, cuda, cuda:1, ..."""
     json: Path | None = None
@@ -67,7 +67,7 @@ class AttentionBench:
     quick: bool = False
     """A first impression: only lengths up to 512, three repetitions."""
     memory_limit_gb: float | None = None
-    """Leave out what would need more memory (default: 70 % of what is available)."""
+    """Leave out what would need more memory than this; None means 70 % of what is available."""
     seed: int = 0
     """Seed of inputs and parameters."""
 
@@ -223,7 +223,7 @@ def _measure(config: AttentionBench, shape: "Shape", impls: list[str], threads: 
         limit=_memory_limit(config),
     )
     try:
-        with show_progress(session.steps()) as progress:
+        with Progress(session.steps()) as progress:
             session.run(progress)
     except KeyboardInterrupt:
         return session.finished(), False
@@ -234,14 +234,15 @@ def _measure(config: AttentionBench, shape: "Shape", impls: list[str], threads: 
 
 
 def _report(config: AttentionBench, rows: Sequence[Row], settings: dict[str, Any]) -> None:
-    _print_table(rows, settings)
-    for impl, why in settings["left_out"].items():
-        print(f"{impl} left out: it {why}")
-    if not settings["complete"]:
-        print("interrupted: these are the calls finished until then", file=sys.stderr)
+    # The file first: whoever reads the table through a pipe may stop early.
     if config.json is not None:
         write_json(config.json, settings, rows)
         print(f"wrote {config.json}", file=sys.stderr)
+    if not settings["complete"]:
+        print("interrupted: only what was finished until then is reported", file=sys.stderr)
+    _print_table(rows, settings)
+    for impl, why in settings["left_out"].items():
+        print(f"{impl} left out: it {why}")
 
 
 def _print_table(rows: Sequence[Row], settings: dict[str, Any]) -> None:

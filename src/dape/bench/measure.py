@@ -57,25 +57,19 @@ class Session:
                 seconds[impl].append(taken)
                 progress.step()
         finally:  # an interruption keeps the repetitions that were completed
-            for impl in self.impls:
-                note = notes[impl]
-                row = (
-                    self._timed(impl, length, pass_, seconds[impl])
-                    if note is None
-                    else self._row(impl, length, pass_, note=note)
-                )
-                if row is not None:
-                    self.rows[length, pass_, impl] = row
+            for impl, note in notes.items():
+                if note is not None:
+                    self._add(impl, length, pass_, note=note)
+                elif seconds[impl]:
+                    ms = 1000 * statistics.median(seconds[impl])
+                    self._add(impl, length, pass_, ms=ms, note=self._if_partial(len(seconds[impl])))
 
-    def _timed(self, impl: str, length: int, pass_: Pass, seconds: list[float]) -> Row | None:
-        if not seconds:
-            return None
-        partial = len(seconds) < self.repeats
-        note = f"interrupted after {len(seconds)} of {self.repeats} repetitions" if partial else ""
-        return self._row(impl, length, pass_, ms=statistics.median(seconds) * 1000, note=note)
+    def _add(self, impl: str, length: int, pass_: Pass, *, ms: float | None = None, note: str = "") -> None:
+        encoding = self.shape.encoding
+        self.rows[length, pass_, impl] = Row(impl=impl, encoding=encoding, length=length, pass_=pass_, ms=ms, note=note)
 
-    def _row(self, impl: str, length: int, pass_: Pass, *, ms: float | None = None, note: str) -> Row:
-        return Row(impl=impl, encoding=self.shape.encoding, length=length, pass_=pass_, ms=ms, note=note)
+    def _if_partial(self, count: int) -> str:
+        return "" if count == self.repeats else f"interrupted after {count} of {self.repeats} repetitions"
 
     def _measure_memory(self, length: int, progress: Progress) -> None:
         progress.begin(f"{length} tokens, memory")

@@ -1,38 +1,40 @@
 """A progress bar on standard error; lines of text where that is not a terminal."""
 
-import contextlib
-from collections.abc import Iterator
-from typing import Protocol
 
+class Progress:
+    """Counts announced steps and says what is being done. Used as a context manager."""
 
-class Progress(Protocol):
+    def __init__(self, steps: int) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        self._console = Console(stderr=True)
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=steps)
+        self._steps, self._done = steps, 0
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
     def begin(self, what: str) -> None:
         """From now on this is being done."""
-        ...
+        self._bar.update(self._task, description=what)
+        if not self._console.is_terminal:
+            self._console.print(f"[{self._done}/{self._steps}] {what}", markup=False, highlight=False)
 
     def step(self) -> None:
         """One of the announced steps is finished."""
-        ...
-
-
-@contextlib.contextmanager
-def show_progress(steps: int) -> Iterator[Progress]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as RichProgress
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=steps)
-
-        class Shown:
-            def begin(self, what: str) -> None:
-                bar.update(task, description=what)
-                if not console.is_terminal:
-                    console.print(f"[{bar.tasks[0].completed:.0f}/{steps}] {what}", markup=False, highlight=False)
-
-            def step(self) -> None:
-                bar.advance(task)
-
-        yield Shown()
+        self._done += 1
+        self._bar.advance(self._task)

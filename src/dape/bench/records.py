@@ -114,16 +114,16 @@ def _temporary(target: Path) -> Path:
 
 def make_table(rows: Sequence[Row], title: str) -> "Table":
     """One line per row, grouped by length and pass, with times relative to two baselines of the same group."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
-    table.add_column("length", justify="right")
-    table.add_column("pass")
-    table.add_column("implementation")
-    table.add_column("ms", justify="right")
-    table.add_column("time / sdpa", justify="right")
-    table.add_column("appendix / time", justify="right")
-    table.add_column("peak MB", justify="right")
+    caption = "vs sdpa: time relative to sdpa; speed-up: times faster than appendix; peak MB: memory beyond the inputs"
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
+    table.add_column("length", justify="right", no_wrap=True)
+    table.add_column("pass", no_wrap=True)
+    table.add_column("impl", no_wrap=True)
+    for header in ("ms", "vs sdpa", "speed-up", "peak MB"):
+        table.add_column(header, justify="right", no_wrap=True)
     if any(row.note for row in rows):
         table.add_column("note")
     times = {(row.length, row.pass_, row.impl): row.ms for row in rows}

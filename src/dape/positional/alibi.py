@@ -27,6 +27,4 @@ def alibi_slopes(num_heads: int, *, device: torch.device | None = None, dtype: t
 class Alibi(RelativeBias):
     def bias_at(self, lag: Int[Tensor, "*s"], *, causal: bool) -> Float[Tensor, "h *s"]:
         slopes = alibi_slopes(self.dims.num_heads, device=lag.device, dtype=self.precision)
-        return -column(slopes, lag) * asymmetric_distance(
-            lag, causal=causal, form="past_bonus", dtype=self.precision
-        )
+        return -column(slopes, lag) * asymmetric_distance(lag, causal=causal, form="past_bonus", dtype=self.precision)

@@ -194,9 +194,7 @@ def column(x: Float[Tensor, " h"], like: Tensor) -> Float[Tensor, "h *ones"]:
     return accurate(x).view(-1, *(1,) * like.dim())
 
 
-def asymmetric_distance(
-    lag: Int[Tensor, "*s"], *, causal: bool, form: str, dtype: torch.dtype
-) -> Float[Tensor, "*s"]:
+def asymmetric_distance(lag: Int[Tensor, "*s"], *, causal: bool, form: str, dtype: torch.dtype) -> Float[Tensor, "*s"]:
     """How far away a key counts as being.
 
     Causal: the lag, and 0 for hidden keys. Bidirectional ``past_bonus``: past keys are half a step nearer, which breaks

@@ -134,7 +134,7 @@ class Dape(DapeWrapper):
     ) -> Float[Tensor, "*b h q k"]:
         bias = self.base_bias(grid)
         out = scores + self._f(scores, bias)
-        return out + bias if self._keeps_bias else out
+        return out if bias is None or not self._keeps_bias else out + bias
 
     def _f(self, scores: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None:

@@ -10,7 +10,7 @@ def describe_class(name: str, encoding: type[PositionalEncoding], *, equation: s
     if not (isinstance(encoding, type) and issubclass(encoding, PositionalEncoding)):
         raise TypeError(f"register() takes a subclass of dape.PositionalEncoding, got {encoding!r}")
     if inspect.isabstract(encoding):
-        missing = ", ".join(sorted(encoding.__abstractmethods__))
+        missing = ", ".join(sorted(getattr(encoding, "__abstractmethods__", ())))
         raise TypeError(f"{encoding.__name__} is abstract: implement {missing}")
     return Entry(
         name=name,

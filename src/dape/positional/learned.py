@@ -27,8 +27,8 @@ class Learned(PositionalEncoding):
             low, high = int(positions.min()), int(positions.max())
             if low < 0 or high >= len(self.table):
                 raise ValueError(
-                    f"learned positions reach from 0 to {len(self.table) - 1}, but position {high if low >= 0 else low} "
-                    f"was asked for. Build with max_positions={high + 1} before training, use shorter inputs, or choose "
-                    "an encoding that extrapolates (see `dape list`)"
+                    f"learned positions reach from 0 to {len(self.table) - 1}, but position "
+                    f"{high if low >= 0 else low} was asked for. Build with max_positions={high + 1} before training, "
+                    "use shorter inputs, or choose an encoding that extrapolates (see `dape list`)"
                 )
         return x + nn.functional.embedding(positions, self.table).to(x.dtype)

@@ -52,12 +52,12 @@ class Rope(PositionalEncoding):
     ) -> tuple[Float[Tensor, "*b h q d"], Float[Tensor, "*b g k d"]]:
         dtype = accumulation_dtype(q.dtype)
         frequencies, amplitude = self.spectrum(grid, device=q.device, dtype=dtype)
-        return tuple(
-            rotate_pairs(
-                x, pos.to(dtype).unsqueeze(-1) * frequencies, interleaved=self.interleaved, amplitude=amplitude
-            )
-            for x, pos in ((q, grid.q_pos), (k, grid.k_pos))
-        )
+
+        def turn(x: Tensor, positions: Tensor) -> Tensor:
+            angle = positions.to(dtype).unsqueeze(-1) * frequencies
+            return rotate_pairs(x, angle, interleaved=self.interleaved, amplitude=amplitude)
+
+        return turn(q, grid.q_pos), turn(k, grid.k_pos)
 
     def spectrum(
         self, grid: Grid, *, device: torch.device, dtype: torch.dtype

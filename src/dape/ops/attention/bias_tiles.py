@@ -4,7 +4,7 @@ B of a tile is computed when the tile is, shared by its batch items, and recompu
 takes the gradient of the tile's B to the encoding's parameters. Memory stays linear in the length.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,15 @@ from dape.positional.base import ScoreForm
 from dape.positional.grid import Grid
 
 
-@torch.compiler.disable
 def bias_tile_attention(
     q: Float[Tensor, "b h q d"], k: Float[Tensor, "b g k d"], v: Float[Tensor, "b g k e"], form: ScoreForm, grid: Grid
 ) -> Float[Tensor, "b h q e"]:
-    """Not compiled: the bias is a Python function called once per tile."""
     mix = form.mix
     weights = (None,) * 5 if mix is None else (mix.wa, mix.wb, mix.b1, mix.w2, mix.b2)
     parameters = form.source.parameters if form.source is not None else ()
-    return _BiasTiles.apply(form, grid, q, k, v, *weights, *parameters)
+    # B is a Python function called once per tile: torch.compile would unroll the loop for every length.
+    apply: Callable[..., Tensor] = torch.compiler.disable(_BiasTiles.apply)
+    return apply(form, grid, q, k, v, *weights, *parameters)
 
 
 class _BiasTiles(torch.autograd.Function):
@@ -40,14 +40,15 @@ class _BiasTiles(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         out, lse, q, k, v, wa, wb, b1, w2, b2, *parameters = ctx.saved_tensors
         call = Call(q, k, v, wa, w2, causal_offset=ctx.grid.offset if ctx.grid.causal else None)
         terms = _BiasTerms(call, ctx.form, ctx.grid, wb, b1, b2, parameters)
         dq, sums = run_backward(call, terms, grad, out, lse)
         own = sums.terms
         assert isinstance(own, _BiasSums)
-        found = (dq, sums.dk, sums.dv, sums.wa, own.wb, own.b1, sums.w2, own.b2, *own.parameters)
+        d_wa, d_w2 = (None, None) if sums.mixer is None else (sums.mixer.wa, sums.mixer.w2)
+        found = (dq, sums.dk, sums.dv, d_wa, own.wb, own.b1, d_w2, own.b2, *own.parameters)
         inputs = (q, k, v, wa, wb, b1, w2, b2, *parameters)
         grads = (None if x is None or g is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True))
         return (None, None, *grads)
@@ -119,11 +120,11 @@ class _BiasSums:
         if bias is None:
             return
         d_bias = d_static if self._terms.form.adds_bias else torch.zeros_like(d_static)
-        if self.wb is not None and d_pre is not None:
+        wb = self._terms.wb
+        if self.wb is not None and wb is not None and d_pre is not None:
             flat_bias, flat_pre = bias.detach().flatten(-2), d_pre.flatten(-2)
             self.wb.add_(_sum_items(flat_pre @ flat_bias.transpose(-1, -2)))
-            wb = self._terms.wb.to(d_bias.dtype)
-            d_bias = d_bias + (wb.t() @ flat_pre).view(d_bias.shape)
+            d_bias = d_bias + (wb.to(d_bias.dtype).t() @ flat_pre).view(d_bias.shape)
         self._to_parameters(bias, d_bias)
 
     def _to_parameters(self, bias: Tensor, d_bias: Tensor) -> None:

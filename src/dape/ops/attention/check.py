@@ -1,5 +1,7 @@
 """Refuse calls that cannot mean anything, in words that say what to do."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -18,9 +20,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding) -> No
     if q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k must have the same width, got {shapes}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: the number of query heads must be a multiple"
-        )
+        raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: the first must be a multiple")
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise TypeError(
             f"q, k and v must have the same floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}; "
@@ -85,18 +85,18 @@ def make_grid(
     for name, ids, length in (("q_document", q_document, queries), ("k_document", k_document, keys)):
         if ids is not None:
             _check_integers(name, ids, q, length)
-    extra = {"key_padding_mask": key_padding_mask, "q_document": q_document, "k_document": k_document}
     if q_pos is None or k_pos is None:
         if causal and queries > keys:
             raise ValueError(
                 f"{queries} queries but only {keys} keys: without q_pos and k_pos the queries are the last keys. "
                 "Pass both to say where the queries stand"
             )
-        plain = Grid.of_length(queries, keys, causal=causal, device=q.device)
-        return Grid(q_index=plain.q_index, k_index=plain.k_index, causal=causal, offset=plain.offset, **extra)
-    _check_integers("q_pos", q_pos, q, queries)
-    _check_integers("k_pos", k_pos, q, keys)
-    return Grid(q_index=q_pos, k_index=k_pos, causal=causal, offset=_known_offset(q_pos, k_pos), **extra)
+        grid = Grid.of_length(queries, keys, causal=causal, device=q.device)
+    else:
+        _check_integers("q_pos", q_pos, q, queries)
+        _check_integers("k_pos", k_pos, q, keys)
+        grid = Grid(q_index=q_pos, k_index=k_pos, causal=causal, offset=_known_offset(q_pos, k_pos))
+    return replace(grid, key_padding_mask=key_padding_mask, q_document=q_document, k_document=k_document)
 
 
 def _known_offset(q_pos: Tensor, k_pos: Tensor) -> int | None:

@@ -15,7 +15,7 @@ from dape.positional.dape import DapeWrapper
 
 @dataclass(frozen=True, kw_only=True)
 class Intermediates:
-    """Every stage of the chosen rows. Scores, bias, f and logits are unmasked; weights are what values are summed with."""
+    """Every stage of the chosen rows. Scores, bias, f and logits are unmasked; the weights multiply the values."""
 
     rows: Int[Tensor, " r"]
     scores: Float[Tensor, "b h r k"]

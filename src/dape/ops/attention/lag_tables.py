@@ -81,10 +81,13 @@ def _backward(
     terms = _LagTerms(call, static, pre, key_padding_mask, offset, causal)
     dq, sums = run_backward(call, terms, grad, out, lse)
     assert isinstance(sums.terms, _TableSums)
-    tables = (sums.terms.static, sums.wa, sums.terms.pre, sums.w2)
-    inputs = (static, wa, pre, w2)
-    filled = (q.new_empty(0) if x is None else t.to(x.dtype) for t, x in zip(tables, inputs, strict=True))
-    return (dq.to(q.dtype), sums.dk.to(k.dtype), sums.dv.to(v.dtype), *filled)
+    d_wa, d_w2 = (None, None) if sums.mixer is None else (sums.mixer.wa, sums.mixer.w2)
+    absent = q.new_empty(0)
+    d_static, d_wa, d_pre, d_w2 = (
+        absent.clone() if x is None or t is None else t.to(x.dtype)
+        for t, x in ((sums.terms.static, static), (d_wa, wa), (sums.terms.pre, pre), (d_w2, w2))
+    )
+    return dq.to(q.dtype), sums.dk.to(k.dtype), sums.dv.to(v.dtype), d_static, d_wa, d_pre, d_w2
 
 
 @_backward.register_fake

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dape.ops.attention.check import check_causal, check_outcome, check_tensors, make_grid
 from dape.ops.attention.bias_tiles import bias_tile_attention
+from dape.ops.attention.check import check_causal, check_outcome, check_tensors, make_grid
 from dape.ops.attention.lag_tables import lag_attention
 from dape.ops.attention.reference import reference_attention, share_heads
 from dape.ops.attention.row_blocks import row_block_attention
@@ -32,7 +32,19 @@ class Choice:
 
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding, *, explain: Literal[True], **kwargs: object
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pe: PositionalEncoding,
+    *,
+    causal: bool = True,
+    q_pos: Tensor | None = None,
+    k_pos: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    q_document: Tensor | None = None,
+    k_document: Tensor | None = None,
+    impl: Impl = "auto",
+    explain: Literal[True],
 ) -> tuple[Tensor, Choice]: ...
 
 

@@ -25,7 +25,7 @@ from dape.positional.base import LEAKY_SLOPE, accumulation_dtype
 
 LOG2_E = math.log2(math.e)
 MAX_BACKWARD_WORKERS = 16
-"""Each worker of the backward pass sums its own gradients of k and v: more would cost more memory than they save time."""
+"""Each worker of the backward pass sums its own gradients of k and v; more would cost more memory than they save."""
 _leaky_backward = torch.ops.aten.leaky_relu_backward.grad_input
 
 
@@ -39,6 +39,18 @@ class TileTerms:
     """Added to the hidden units before the activation."""
     bias: Float[Tensor, "*i h r k"] | None = None
     """B with its graph, where the backward pass of the terms needs it."""
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """The two matrices of f that meet content (or their gradients)."""
+
+    wa: Float[Tensor, "D h"]
+    w2: Float[Tensor, "h D"]
+
+    def add_(self, other: "Mixer") -> None:
+        self.wa.add_(other.wa)
+        self.w2.add_(other.w2)
 
 
 class TermSums(Protocol):
@@ -68,7 +80,9 @@ class Call:
         self.scale = 1 / math.sqrt(width)
         self.causal_offset = causal_offset
         """Row i sees the first causal_offset + i + 1 keys; None: tiles take all keys."""
-        self.wa, self.w2 = (None if w is None else w.to(self.dtype).contiguous() for w in (wa, w2))
+        self.mixer = None
+        if wa is not None and w2 is not None:
+            self.mixer = Mixer(wa.to(self.dtype).contiguous(), w2.to(self.dtype).contiguous())
         self.hidden = 0 if wa is None else wa.shape[0]
 
     def shares(self, *, backward: bool = False) -> list[list[Tile]]:
@@ -98,19 +112,22 @@ class Call:
         torch.bmm(self.scaled_queries(tile), self.keys_of(self.k, tile).transpose(1, 2), out=flat)
         return into
 
-    def hidden_units(self, scores: Tensor, terms: TileTerms, tile: Tile, into: Tensor) -> Float[Tensor, "i D c"]:
-        """leaky(wa . A + pre)"""
-        _mix_heads(self.wa, scores.view(tile.items, self.heads, -1), into)
+    def hidden_units(self, scores: Tensor, terms: TileTerms, tile: Tile, into: Tensor) -> Float[Tensor, "i D c"] | None:
+        """leaky(wa . A + pre), if there is an f."""
+        if self.mixer is None:
+            return None
+        assert terms.pre is not None
+        _mix_heads(self.mixer.wa, scores.view(tile.items, self.heads, -1), into)
         into.view(tile.items, -1, tile.rows, tile.keys).add_(terms.pre)
         return torch.nn.functional.leaky_relu_(into, LEAKY_SLOPE)
 
     def logits(self, scores: Tensor, hidden: Tensor | None, terms: TileTerms, tile: Tile, into: Tensor) -> Tensor:
         """Masked logits in base 2. ``into`` may be ``scores``."""
-        if hidden is None:
+        if self.mixer is None or hidden is None:
             torch.mul(scores, LOG2_E, out=into)
         else:
             cells = (tile.items, self.heads, -1)
-            _add_mixed_heads(scores.view(cells), self.w2, hidden, into.view(cells))
+            _add_mixed_heads(scores.view(cells), self.mixer.w2, hidden, into.view(cells))
         return into if terms.static is None else into.add_(terms.static)
 
     def times_values(self, weights: Tensor, tile: Tile) -> Float[Tensor, "i h r e"]:
@@ -141,7 +158,7 @@ def run_forward(
 
 def _forward_tile(call: Call, tile: Tile, terms: TileTerms, scratch: "_Scratch", out: Tensor, lse: Tensor) -> None:
     scores = call.scores(tile, scratch.heads(tile))
-    hidden = None if call.wa is None else call.hidden_units(scores, terms, tile, scratch.hidden(tile))
+    hidden = call.hidden_units(scores, terms, tile, scratch.hidden(tile))
     logits = call.logits(scores, hidden, terms, tile, into=scores)
     top = logits.amax(-1, keepdim=True).clamp_(min=torch.finfo(call.dtype).min)
     weights = logits.sub_(top).exp2_()
@@ -156,16 +173,15 @@ class Gradients:
 
     def __init__(self, call: Call, terms: Terms) -> None:
         self.dk, self.dv = torch.zeros_like(call.k), torch.zeros_like(call.v)
-        self.wa = None if call.wa is None else torch.zeros_like(call.wa)
-        self.w2 = None if call.w2 is None else torch.zeros_like(call.w2)
+        mixer = call.mixer
+        self.mixer = None if mixer is None else Mixer(torch.zeros_like(mixer.wa), torch.zeros_like(mixer.w2))
         self.terms = terms.sums()
 
     def add_(self, other: "Gradients") -> None:
-        for mine, theirs in zip(
-            (self.dk, self.dv, self.wa, self.w2), (other.dk, other.dv, other.wa, other.w2), strict=True
-        ):
-            if mine is not None:
-                mine.add_(theirs)
+        self.dk.add_(other.dk)
+        self.dv.add_(other.dv)
+        if self.mixer is not None and other.mixer is not None:
+            self.mixer.add_(other.mixer)
         self.terms.add_(other.terms)
 
 
@@ -207,7 +223,7 @@ def _backward_tile(
     """Recompute the tile's weights P, then: dL = P (dO v' - delta), through f to dA, from there to q and k."""
     flat_heads = (tile.items * call.kv_heads, -1, tile.keys)
     scores = call.scores(tile, scratch.heads(tile, 0))
-    hidden = None if call.wa is None else call.hidden_units(scores, terms, tile, scratch.hidden(tile, 0))
+    hidden = call.hidden_units(scores, terms, tile, scratch.hidden(tile, 0))
     weights = call.logits(scores, hidden, terms, tile, into=scratch.heads(tile, 1))
     weights.sub_(rows_of(lse, tile).flip(2).unsqueeze(-1)).exp2_()
 
@@ -218,11 +234,13 @@ def _backward_tile(
     d_logits.sub_(rows_of(delta, tile).flip(2).unsqueeze(-1)).mul_(weights)
 
     d_hidden = None
-    if hidden is not None:
-        d_hidden = _backward_through_f(call, tile, scores, hidden, d_logits, scratch.hidden(tile, 1), sums)
-    sums.terms.add_tile(tile, terms, d_logits, d_hidden)
-    if d_hidden is not None:
-        _accumulate_mixed_heads(d_logits.view(tile.items, call.heads, -1), call.wa.t(), d_hidden.flatten(2))
+    if call.mixer is not None and sums.mixer is not None and hidden is not None:
+        d_hidden = _backward_through_f(call.mixer, scores, hidden, d_logits, scratch.hidden(tile, 1), sums.mixer)
+    sums.terms.add_tile(
+        tile, terms, d_logits, None if d_hidden is None else d_hidden.view(tile.items, -1, tile.rows, tile.keys)
+    )
+    if call.mixer is not None and d_hidden is not None:
+        _accumulate_mixed_heads(d_logits.flatten(2), call.mixer.wa.t(), d_hidden)
 
     d_scores = d_logits.view(flat_heads)
     dq_rows = torch.bmm(d_scores, call.keys_of(call.k, tile)).view(tile.items, call.heads, tile.rows, -1)
@@ -231,17 +249,18 @@ def _backward_tile(
 
 
 def _backward_through_f(
-    call: Call, tile: Tile, scores: Tensor, hidden: Tensor, d_logits: Tensor, d_hidden: Tensor, sums: Gradients
-) -> Float[Tensor, "i D r k"]:
+    mixer: Mixer, scores: Tensor, hidden: Tensor, d_logits: Tensor, d_hidden: Tensor, sums: Mixer
+) -> Float[Tensor, "i D c"]:
     """dZ = leaky' (w2' dL), the gradient before the activation; adds those of w2 and wa on the way."""
-    cells = (tile.items, call.heads, -1)
-    _mix_heads(call.w2.t(), d_logits.view(cells), d_hidden)
-    for item in range(tile.items):
-        sums.w2.addmm_(d_logits.view(cells)[item], hidden[item].t())
+    scores, d_logits = scores.flatten(2), d_logits.flatten(2)
+    _mix_heads(mixer.w2.t(), d_logits, d_hidden)
+    for d_item, item in zip(d_logits, hidden, strict=True):
+        sums.w2.addmm_(d_item, item.t())
+    # The activation keeps the sign, so its result tells the slope.
     _leaky_backward(d_hidden, hidden, LEAKY_SLOPE, True, grad_input=d_hidden)
-    for item in range(tile.items):
-        sums.wa.addmm_(d_hidden[item], scores.view(cells)[item].t())
-    return d_hidden.view(tile.items, -1, tile.rows, tile.keys)
+    for d_item, item in zip(d_hidden, scores, strict=True):
+        sums.wa.addmm_(d_item, item.t())
+    return d_hidden
 
 
 class _Scratch:
@@ -259,7 +278,7 @@ class _Scratch:
 
     def hidden(self, tile: Tile, which: int = 0) -> Float[Tensor, "i D c"]:
         size = self._units * tile.cells
-        return self._hidden_planes[which][:size].view(tile.items, self._units, -1)
+        return self._hidden_planes[which][:size].view(tile.items, self._units, tile.rows * tile.keys)
 
 
 def rows_of(x: Tensor, tile: Tile) -> Tensor:
