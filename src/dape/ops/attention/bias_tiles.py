@@ -6,7 +6,7 @@ takes the gradient of the tile's B to the encoding's parameters. Memory stays li
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -25,7 +25,7 @@ def bias_tile_attention(
     weights = (None,) * 5 if mix is None else (mix.wa, mix.wb, mix.b1, mix.w2, mix.b2)
     parameters = form.source.parameters if form.source is not None else ()
     # B is a Python function called once per tile: torch.compile would unroll the loop for every length.
-    apply: Callable[..., Tensor] = torch.compiler.disable(_BiasTiles.apply)
+    apply = cast(Callable[..., Tensor], torch.compiler.disable(_BiasTiles.apply))
     return apply(form, grid, q, k, v, *weights, *parameters)
 
 

@@ -13,7 +13,7 @@ Logits are kept in base 2 (log2 e is folded into the last product), exp2 being c
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -53,6 +53,7 @@ class Mixer:
         self.w2.add_(other.w2)
 
 
+@runtime_checkable
 class TermSums(Protocol):
     """One worker's share of the gradients of the terms."""
 
@@ -61,6 +62,7 @@ class TermSums(Protocol):
     def add_(self, other: "TermSums") -> None: ...
 
 
+@runtime_checkable
 class Terms(Protocol):
     def on(self, tile: Tile, *, backward: bool = False) -> TileTerms: ...
 

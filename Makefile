@@ -1,0 +1,49 @@
+# Every target sets up .venv first if that is missing or older than pyproject.toml and constraints.txt.
+# Another interpreter: make setup PYTHON=python3.12. More pytest options: make test ARGS="-k kerple -x".
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint format clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## create .venv with the tested versions
+
+demo: $(READY)  ## list the encodings, then time attention on this machine
+	$(BIN)/dape list
+	$(BIN)/dape bench attention --quick
+
+test: $(READY)  ## fast tests
+	$(BIN)/python -m pytest $(ARGS)
+
+test-all: $(READY)  ## fast, slow and torch.compile tests
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+lint: $(READY)  ## formatting, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: $(READY)  ## let ruff rewrite the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove .venv and caches
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Torch goes first and alone: it is the one large download, and what comes after is resolved against its pinned build.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "dape needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo missing)." >&2; \
+	  echo "Name another interpreter: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12" >&2; exit 1; }
+	@echo "Setting up .venv (the first time this downloads torch; minutes)"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	@touch $@

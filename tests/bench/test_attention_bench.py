@@ -1,0 +1,342 @@
+"""``dape bench attention`` and its parts. Shapes are tiny: these tests are about what is reported, not about speed."""
+
+import json
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from dape.bench import attention, cases, listing, measure, memory, records
+from dape.bench.attention import AttentionBench, run
+from dape.bench.estimate import dense_bytes
+from dape.bench.timing import interleaved
+from dape.errors import UsageError
+
+TINY = {"lengths": (9,), "heads": 2, "head_dim": 4, "hidden": 8, "repeats": 2, "memory": False}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small operations on several threads mostly wait for each other, the more so on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def report_of(tmp_path: Path, **options) -> dict:
+    """The JSON that a tiny benchmark writes."""
+    path = tmp_path / "bench.json"
+    assert run(AttentionBench(**{**TINY, **options, "json": path})) == 0
+    return json.loads(path.read_text())
+
+
+# Timing --------------------------------------------------------------------------------------------------------------
+
+
+class Workshop:
+    """Candidates that take a known time on a clock that only they move."""
+
+    def __init__(self, **durations: float) -> None:
+        self.now, self.calls = 0.0, []
+        self.candidates: dict[str, Callable[[], None]] = {n: self._candidate(n, s) for n, s in durations.items()}
+
+    def _candidate(self, name: str, seconds: float) -> Callable[[], None]:
+        def call() -> None:
+            self.calls.append(name)
+            self.now += seconds
+
+        return call
+
+
+def test_rounds_rotate_and_follow_an_untimed_one():
+    shop = Workshop(a=1.0, b=2.0, c=4.0)
+    samples = list(interleaved(shop.candidates, 4, clock=lambda: shop.now))
+    assert "".join(shop.calls) == "abc" + "abc" + "bca" + "cab" + "abc"
+    assert [name for name, _ in samples] == shop.calls[3:]
+    assert set(samples) == {("a", 1.0), ("b", 2.0), ("c", 4.0)}
+
+
+def test_whoever_stops_early_keeps_the_samples():
+    shop = Workshop(a=1.0, b=2.0)
+    samples = interleaved(shop.candidates, 100, clock=lambda: shop.now)
+    assert [next(samples), next(samples), next(samples)] == [("a", 1.0), ("b", 2.0), ("b", 2.0)]
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def child_module(tmp_path, monkeypatch):
+    (tmp_path / "hungry.py").write_text(
+        "def allocate(megabytes):\n"
+        "    freed = bytearray(400 * 10**6)  # what came before the call does not count\n"
+        "    del freed\n"
+        "    return lambda: bytearray(megabytes * 10**6)\n"
+        "def fail():\n"
+        "    raise ValueError('no such thing')\n"
+        "def die():\n"
+        "    import os\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return "hungry"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can forget an earlier peak")
+def test_child_reports_the_peak_of_the_call_alone(child_module):
+    held_by_the_parent = bytearray(300 * 10**6)
+    assert memory.peak_extra_mb(f"{child_module}:allocate", megabytes=200) == pytest.approx(200, abs=40)
+    del held_by_the_parent
+
+
+def test_failures_of_the_child_are_told(child_module):
+    with pytest.raises(memory.MeasurementError, match="no such thing"):
+        memory.peak_extra_mb(f"{child_module}:fail")
+    with pytest.raises(memory.MeasurementError, match="signal 9"):
+        memory.peak_extra_mb(f"{child_module}:die")
+
+
+def test_available_memory_respects_the_control_group(tmp_path):
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("400\n")
+    assert memory._cgroup_available(tmp_path) == 600
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._cgroup_available(tmp_path) is None
+    assert memory.available_bytes() > 10**6
+
+
+def needed(impl: str, pass_: records.Pass, length: int) -> float:
+    """The estimate at the default shape; 0 where there is none."""
+    default = {"encoding": "dape-kerple", "batch": 1, "heads": 12, "hidden": 32, "dtype": "float32"}
+    return dense_bytes(impl, pass_, **default, length=length) or 0.0
+
+
+def test_estimate_at_8192_tokens():
+    assert needed("appendix", "forward", 8192) > 20e9
+    assert needed("appendix", "forward_backward", 8192) > 40e9
+    assert needed("blocked", "forward", 8192) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="calibrated on Linux")
+def test_estimate_is_near_what_is_measured():
+    shape = attention._shape(AttentionBench(head_dim=8))
+    measured = cases.measure_mb(shape, "appendix", 768, "forward", threads=1)
+    assert measured == pytest.approx(needed("appendix", "forward", 768) / memory.MB, rel=0.35)
+
+
+# Correctness ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_every_implementation_agrees_with_the_reference(causal, dtype):
+    config = AttentionBench(**{**TINY, "causal": causal, "dtype": dtype, "heads": 3})
+    shape = attention._shape(config)
+    for impl in (*config.impls, "auto"):
+        assert cases.disagreements(shape, impl, config.passes) == []
+        assert cases.disagreements(shape, impl, ("forward",)) == []
+
+
+def test_a_wrong_output_is_not_timed(monkeypatch, capsys, tmp_path):
+    right = listing.appendix
+    monkeypatch.setattr(listing, "appendix", lambda *args, **kw: right(*args, **kw) * 1.01)
+    monkeypatch.setattr(cases, "make_call", lambda *_: pytest.fail("was timed"))
+    assert run(AttentionBench(**TINY, json=tmp_path / "bench.json")) == 1
+    assert "appendix: output is off" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_gradient_is_found(monkeypatch, capsys):
+    def without_gradient_of_f(q, k, v, pe, *, causal):
+        with torch.no_grad():
+            gone = right(q, k, v, pe, causal=causal)
+        kept = listing.static(q, k, v, pe, causal=causal)
+        return kept + (gone - kept).detach()
+
+    right = listing.appendix
+    monkeypatch.setattr(listing, "appendix", without_gradient_of_f)
+    assert run(AttentionBench(**TINY)) == 1
+    errors = capsys.readouterr().err
+    assert "gradient of f.first.weight is off" in errors
+    assert "output is off" not in errors
+
+
+def test_not_a_number_is_an_error(monkeypatch):
+    monkeypatch.setattr(listing, "static", lambda q, *_, **__: q * float("nan"))
+    assert run(AttentionBench(**TINY)) == 1
+
+
+def test_inputs_repeat_and_leave_the_random_state_alone():
+    shape = attention._shape(AttentionBench(**TINY))
+    before = torch.get_rng_state()
+    first, second = cases.make_inputs(shape, 9), cases.make_inputs(shape, 9)
+    assert torch.equal(torch.get_rng_state(), before)
+    for name, x in first.differentiable().items():
+        assert torch.equal(x, second.differentiable()[name])
+
+
+# The report ----------------------------------------------------------------------------------------------------------
+
+
+def test_json_holds_every_row_and_its_circumstances(tmp_path, capsys):
+    report = report_of(tmp_path, lengths=(9, 12))
+    config, rows = report["config"], report["rows"]
+    assert {"torch", "threads", "cpu", "commit", "date", "lengths", "encoding", "seed"} <= set(config)
+    assert config["complete"] and config["left_out"] == {}
+    impls = ["blocked", "appendix", "sdpa", "static", "reference"]
+    expected = [(t, p, i) for t in (9, 12) for p in ("forward", "forward_backward") for i in impls]
+    assert [(r["length"], r["pass"], r["impl"]) for r in rows] == expected
+    for row in rows:
+        assert set(row) == {"impl", "encoding", "length", "pass", "ms", "peak_mb", "note"}
+        assert row["ms"] > 0 and row["peak_mb"] is None and row["note"] == ""
+    out = capsys.readouterr().out
+    assert "appendix" in out and "forward+backward" in out
+
+
+def test_what_does_not_fit_is_named_but_not_run(tmp_path, monkeypatch, capsys):
+    started = []
+    real = measure.make_call
+    monkeypatch.setattr(measure, "make_call", lambda impl, *rest: started.append(impl) or real(impl, *rest))
+    rows = report_of(tmp_path, memory_limit_gb=1e-9, memory=True, impls=("appendix", "static"))["rows"]
+    assert started == []
+    for row in rows:
+        assert row["ms"] is None and row["peak_mb"] is None
+        assert row["note"].startswith("needs about ") and row["note"].endswith(" GB, not run")
+    assert "not run" in capsys.readouterr().out
+
+
+def test_ratios_compare_within_length_and_pass():
+    times = {"blocked": 3.0, "sdpa": 1.0, "appendix": 18.0}
+    rows = [records.Row(impl=i, encoding="e", length=8, pass_="forward", ms=ms) for i, ms in times.items()]
+    rows.append(records.Row(impl="blocked", encoding="e", length=16, pass_="forward", ms=5.0, note="alone"))
+    columns = {str(c.header): list(c.cells) for c in records.make_table(rows, "").columns}
+    assert columns["vs sdpa"] == ["3.00x", "1.00x", "18.00x", "-"]
+    assert columns["speed-up"] == ["6.00x", "18.00x", "1.00x", "-"]
+    assert columns["note"][-1] == "alone"
+
+
+def test_a_table_without_notes_fits_a_terminal():
+    row = records.Row(impl="reference", encoding="e", length=16384, pass_="forward_backward", ms=123456, peak_mb=12345)
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(records.make_table([row], ""))
+    assert "forward+backward" in captured.get() and "reference" in captured.get() and "123456" in captured.get()
+
+
+def test_other_encodings_leave_the_listings_out(tmp_path, capsys):
+    report = report_of(tmp_path, encoding="dape-alibi")
+    assert {row["impl"] for row in report["rows"]} == {"blocked", "sdpa", "reference"}
+    assert set(report["config"]["left_out"]) == {"appendix", "static"}
+    assert "appendix left out: it only knows dape-kerple, not dape-alibi" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("encoding", ["kerple", "randomized-dape-kerple"])
+def test_encodings_without_f_or_with_drawn_positions(tmp_path, encoding):
+    assert report_of(tmp_path, encoding=encoding)["rows"]
+
+
+def test_interruption_reports_what_was_finished(tmp_path, monkeypatch, capsys):
+    def interrupted(calls, repeats):
+        for name in calls:
+            yield name, 0.002
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "interleaved", interrupted)
+    path = tmp_path / "bench.json"
+    assert run(AttentionBench(**TINY, json=path)) == 130
+    report = json.loads(path.read_text())
+    assert not report["config"]["complete"]
+    assert {row["pass"] for row in report["rows"]} == {"forward"}
+    assert {row["note"] for row in report["rows"]} == {"interrupted after 1 of 2 repetitions"}
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_memory_that_cannot_be_measured_is_a_note(tmp_path, monkeypatch):
+    def fail(*_):
+        raise memory.MeasurementError("killed by signal 9 (out of memory?)")
+
+    monkeypatch.setattr(measure, "measure_mb", fail)
+    row = report_of(tmp_path, memory=True)["rows"][0]
+    assert row["ms"] > 0 and row["peak_mb"] is None
+    assert row["note"] == "memory not measured: killed by signal 9 (out of memory?)"
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
+    path = tmp_path / "bench.json"
+    path.write_text("old")
+    with pytest.raises(TypeError):
+        records.write_json(path, {"not json": object()}, [])
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    records.write_json(path, {}, [])
+    assert json.loads(path.read_text()) == {"config": {}, "rows": []}
+    assert list(tmp_path.iterdir()) == [path]
+    assert stat.S_IMODE(path.stat().st_mode) & 0o400
+
+
+def test_a_link_is_followed(tmp_path):
+    (tmp_path / "real.json").write_text("old")
+    (tmp_path / "link.json").symlink_to("real.json")
+    records.write_json(tmp_path / "link.json", {}, [])
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "real.json").read_text())["rows"] == []
+
+
+# Bad input -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lengths": (0,)}, "--lengths must be positive, got 0"),
+        ({"lengths": (512, -3)}, "--lengths must be positive, got -3"),
+        ({"lengths": ()}, "at least one length"),
+        ({"impls": ("blocked", "fast")}, "'fast' is not known; choose from blocked"),
+        ({"impls": ()}, "--impls needs at least one"),
+        ({"passes": ("backward",)}, "--passes: 'backward'"),
+        ({"dtype": "float8"}, "--dtype: 'float8'"),
+        ({"encoding": "dape-kerpel"}, "Did you mean 'dape-kerple'"),
+        ({"encoding": "dape-cope"}, "dape cannot be put on 'cope'"),
+        ({"hidden": 0}, "--hidden must be at least 1, got 0"),
+        ({"head_dim": -1}, "--head-dim must be at least 1"),
+        ({"repeats": 0}, "--repeats"),
+        ({"threads": 0}, "--threads"),
+        ({"memory_limit_gb": 0.0}, "--memory-limit-gb"),
+        ({"json": Path("/nonexistent/folder/bench.json")}, "does not exist"),
+        ({"json": Path("/dev/null")}, "not a regular file"),
+        ({"json": Path("/")}, "not a regular file"),
+        ({"encoding": "alibi", "impls": ("appendix",)}, "nothing to run: appendix only knows"),
+        ({"device": "abacus"}, "--device abacus: cannot be used here"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(options, message, monkeypatch):
+    monkeypatch.setattr(attention, "_verified", lambda *_: pytest.fail("work was started"))
+    config = AttentionBench(**TINY)
+    for name, value in options.items():
+        object.__setattr__(config, name, value)  # past the type checks that tests may run with
+    with pytest.raises(UsageError, match=message):
+        run(config)
+
+
+def test_quick_keeps_the_short_lengths():
+    quick = attention._shortened(AttentionBench(lengths=(64, 512, 2048)))
+    assert (quick.lengths, quick.repeats) == ((64, 512), 3)
+    assert attention._shortened(AttentionBench(lengths=(4096,), repeats=1)).lengths == (512,)
+
+
+def test_threads_are_restored(tmp_path):
+    assert report_of(tmp_path, threads=2, impls=("sdpa",))["config"]["threads"] == 2
+    assert torch.get_num_threads() == 1
+
+
+def test_the_command_line_need_not_wait_for_torch():
+    code = "import sys, dape.bench.attention; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

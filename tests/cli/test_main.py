@@ -1,0 +1,159 @@
+"""What every command shares: help, version, exit codes, and failures without tracebacks."""
+
+import dataclasses
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import dape
+from dape.cli import app, commands, main
+from dape.errors import UsageError
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"dape {dape.__version__}\n"
+    assert importlib.metadata.version("dape") == dape.__version__
+
+
+def test_console_script_is_main():
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="dape")
+    assert script.load() is main
+
+
+@pytest.mark.parametrize(
+    "argv",
+    ["--version", "--help", "list", "list --json", "list --help", "bench --help", "bench attention --help", "lst"],
+)
+def test_torch_is_not_imported(argv):
+    code = (
+        "import sys; from dape.cli import main; main(sys.argv[1:]); "
+        "sys.exit(any(m == 'torch' or m.startswith('torch.') for m in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, *argv.split()], capture_output=True).returncode == 0
+
+
+def test_help_leads_a_newcomer(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "dape list " in text and "dape.build(" in text
+    for command in commands.COMMANDS:
+        assert command.words[0] in text
+
+
+@pytest.mark.parametrize("command", commands.COMMANDS, ids=lambda c: c.name)
+def test_every_command_explains_itself(capsys, command):
+    assert main([*command.words, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: dape {command.name} ") and command.summary in text
+    assert max(map(len, text.splitlines())) <= 120
+    fields = dataclasses.fields(command.config)
+    assert all(f"--{f.name.replace('_', '-')}" in text or f"[{f.name.upper()}]" in text for f in fields)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [(command, arguments) for command in commands.COMMANDS for arguments in command.examples],
+    ids=lambda x: x if isinstance(x, str) else x.name,
+)
+def test_examples_of_the_help_are_valid(capsys, monkeypatch, command, arguments):
+    received = []
+    recording = dataclasses.replace(command, run=lambda config: received.append(config) or 0)
+    monkeypatch.setattr(app, "COMMANDS", [recording if c is command else c for c in commands.COMMANDS])
+    assert main([*command.words, *arguments.split()]) == 0
+    assert [type(config) for config in received] == [command.config]
+
+
+def test_overview_has_one_line_per_command(capsys):
+    main(["--help"])
+    assert "Examples:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["bench"]])
+def test_without_a_command_help_is_shown_and_the_exit_code_is_2(capsys, words):
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and f"usage: {' '.join(['dape', *words])} " in shown.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        ("lst", "Did you mean `dape list`?"),
+        ("lst kerple", "Did you mean `dape list`?"),
+        ("bench atention", "Did you mean `dape bench attention`?"),
+        ("attention --quick", "Did you mean `dape bench attention`?"),
+        ("list --jsn", "--json"),
+        ("list kerple fire", "fire"),
+        ("bench attention --lengths x", "--lengths"),
+        ("--vresion", "--vresion"),
+    ],
+)
+def test_wrong_command_line(capsys, argv, hint):
+    assert main(argv.split()) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and hint in shown.err and "Traceback" not in shown.err
+
+
+def test_no_suggestion_for_something_else(capsys):
+    assert main(["frobnicate"]) == 2
+    assert "Did you mean" not in capsys.readouterr().err
+
+
+def failing(monkeypatch, error: BaseException) -> None:
+    """Make ``dape list`` raise."""
+
+    def run(config: object) -> int:
+        raise error
+
+    command = next(c for c in commands.COMMANDS if c.name == "list")
+    monkeypatch.setattr(app, "COMMANDS", [dataclasses.replace(command, run=run)])
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UsageError("5 heads"), 2, "5 heads"),
+        (ValueError("5 heads"), 1, "5 heads"),
+        (TypeError("5 heads"), 1, "5 heads"),
+        (FileNotFoundError(2, "No such file", "a.json"), 1, "No such file: 'a.json'"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, BaseException) else "",
+)
+def test_expected_failures(capsys, monkeypatch, error, code, message):
+    monkeypatch.delenv("DAPE_DEBUG", raising=False)
+    failing(monkeypatch, error)
+    assert main(["list"]) == code
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.startswith("dape: ") and message in shown.err
+
+
+def test_debug_shows_the_traceback(monkeypatch):
+    failing(monkeypatch, ValueError("5 heads"))
+    monkeypatch.setenv("DAPE_DEBUG", "1")
+    with pytest.raises(ValueError, match="5 heads"):
+        main(["list"])
+
+
+def test_our_own_mistakes_are_not_hidden(monkeypatch):
+    failing(monkeypatch, AssertionError("a bug"))
+    with pytest.raises(AssertionError):
+        main(["list"])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
+@pytest.mark.parametrize("argv", ["list", "list --json", "--help"])
+def test_closed_pipe_is_silent(argv):
+    """As in `dape list | head -0`: the reader is gone before anything is written."""
+    read, write = os.pipe()
+    os.close(read)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "dape", *argv.split()]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=buffered)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

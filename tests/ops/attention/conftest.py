@@ -1,0 +1,32 @@
+"""Small inputs that still need many tiles, and several workers to compute them."""
+
+import pytest
+import torch
+
+from dape.ops.attention import operator, row_blocks, tiling
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tensors this small only lose by waiting for a second core, seconds if it is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def three_workers(one_thread):
+    torch.set_num_threads(3)
+
+
+@pytest.fixture
+def tile_bytes(monkeypatch):
+    """Sets the size of tiles and row blocks, and lets ``auto`` use them for any size."""
+
+    def set_bytes(count: int) -> None:
+        monkeypatch.setattr(tiling, "cache_share", lambda: count)
+        monkeypatch.setattr(row_blocks, "BLOCK_BYTES", count)
+        monkeypatch.setattr(operator, "SMALL_CELLS", 0)
+
+    return set_bytes

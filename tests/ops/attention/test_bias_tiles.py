@@ -1,0 +1,115 @@
+"""Attention whose bias is evaluated on each tile: what is not already said by the equivalence with the reference."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+from torch.utils.checkpoint import checkpoint
+
+import dape
+
+HEADS, WIDTH = 4, 4
+
+
+def make(name: str, **options):
+    torch.manual_seed(0)
+    return dape.build(name, num_heads=HEADS, head_dim=WIDTH, train_length=16, **options).double()
+
+
+def draw(batch: int, length: int) -> list[Tensor]:
+    torch.manual_seed(1)
+    return [torch.randn(batch, HEADS, length, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+
+def gradients(pe, inputs: list[Tensor], function=dape.attention, **call) -> dict[str, Tensor | None]:
+    wanted = {"q": inputs[0], "k": inputs[1], "v": inputs[2], **dict(pe.named_parameters())}
+    for x in wanted.values():
+        x.grad = None
+    out = function(*inputs, pe, **call)
+    out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape))
+    return {name: x.grad for name, x in wanted.items()}
+
+
+def test_chosen_for_fire_and_for_positions_that_are_no_single_run():
+    q, k, v = draw(2, 9)
+    scattered = torch.arange(9) * 3
+    per_item = torch.stack([torch.arange(9), torch.arange(9) + 4])
+    document = torch.arange(9) // 4
+    calls = [
+        ("fire", {}),
+        ("dape-fire", {"impl": "auto"}),
+        ("kerple", {"q_pos": scattered, "k_pos": scattered}),
+        ("dape-rope", {"q_pos": per_item, "k_pos": per_item}),
+        ("rope", {"q_document": document, "k_document": document}),
+    ]
+    for name, call in calls:
+        assert dape.attention(q, k, v, make(name), explain=True, **call)[1].kernel == "bias tiles", name
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("positions", ["run", "per item", "documents"])
+@pytest.mark.parametrize("name", ["fire", "dape-fire", "kerple", "dape-kerple", "dape-nope"])
+def test_gradcheck(name, positions, causal, three_workers, tile_bytes):
+    tile_bytes(512)
+    pe, inputs = make(name), draw(2, 9)
+    per_item = torch.stack([torch.arange(9), torch.arange(9) * 2 + 1])
+    document = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2])
+    call = {
+        "run": {},
+        "per item": {"q_pos": per_item, "k_pos": per_item},
+        "documents": {"q_document": document, "k_document": document},
+    }[positions]
+
+    def attention(*_: Tensor) -> Tensor:
+        return dape.attention(*inputs, pe, causal=causal, impl="blocked", **call)
+
+    assert gradcheck(attention, (*inputs, *pe.parameters()), fast_mode=True, nondet_tol=0.0)
+
+
+FROZEN = pytest.mark.xfail(strict=True, raises=RuntimeError, reason="autograd.grad refuses parameters without gradient")
+
+
+@pytest.mark.parametrize("name", [pytest.param("fire", marks=FROZEN), pytest.param("dape-fire", marks=FROZEN)])
+def test_some_parameters_frozen(name, tile_bytes):
+    tile_bytes(512)
+    pe, inputs = make(name), draw(2, 9)
+    for index, parameter in enumerate(pe.parameters()):
+        parameter.requires_grad_(index % 2 == 0)
+    expected, actual = (gradients(pe, inputs, impl=impl) for impl in ("reference", "blocked"))
+    assert {n for n, g in actual.items() if g is None} == {n for n, g in expected.items() if g is None} != set()
+    torch.testing.assert_close(
+        [g for g in actual.values() if g is not None], [g for g in expected.values() if g is not None]
+    )
+
+
+def test_all_parameters_frozen(tile_bytes):
+    tile_bytes(512)
+    pe, inputs = make("dape-fire").requires_grad_(False), draw(2, 9)
+    expected, actual = (gradients(pe, inputs, impl=impl) for impl in ("reference", "blocked"))
+    torch.testing.assert_close(actual["q"], expected["q"])
+    assert actual["f.first.weight"] is None
+
+
+@pytest.mark.parametrize("name", ["fire", "dape-fire", "dape-kerple", "cope"])
+def test_inside_activation_checkpointing(name, tile_bytes):
+    """The parameters of B are found again although the backward pass belongs to a second forward pass."""
+    tile_bytes(512)
+    pe, inputs = make(name), draw(2, 9)
+
+    def checkpointed(q, k, v, pe, **call):
+        return checkpoint(lambda *x: dape.attention(*x, pe, **call), q, k, v, use_reentrant=False)
+
+    expected = gradients(pe, inputs, impl="reference")
+    torch.testing.assert_close(gradients(pe, inputs, checkpointed, impl="blocked"), expected)
+
+
+@pytest.mark.parametrize("name", ["fire", "dape-kerple"])
+def test_parameters_changed_before_backward_are_noticed(name):
+    """Tiles are recomputed in the backward pass: with other parameters the gradients would be wrong."""
+    pe, inputs = make(name), draw(1, 9)
+    out = dape.attention(*inputs, pe, impl="blocked")
+    with torch.no_grad():
+        for parameter in pe.parameters():
+            parameter.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()

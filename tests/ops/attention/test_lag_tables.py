@@ -1,0 +1,100 @@
+"""The operator over tables of lags, called directly: its gradients and its registration with torch."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from dape.ops.attention.lag_tables import lag_attention
+
+HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 3, 5
+NAMES = ("q", "k", "v", "static", "wa", "pre", "w2")
+
+
+def make_inputs(
+    queries: int, keys: int, *, static: bool = True, mix: bool = True, dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor | None]:
+    generator, lags = torch.Generator().manual_seed(queries + keys), queries + keys - 1
+    shapes = {
+        "q": (2, HEADS, queries, WIDTH),
+        "k": (2, KV_HEADS, keys, WIDTH),
+        "v": (2, KV_HEADS, keys, WIDTH + 1),
+        "static": (HEADS, lags) if static else None,
+        "wa": (HIDDEN, HEADS) if mix else None,
+        "pre": (HIDDEN, lags) if mix else None,
+        "w2": (HEADS, HIDDEN) if mix else None,
+    }
+    return {
+        name: None if shape is None else torch.randn(shape, generator=generator, dtype=dtype).requires_grad_()
+        for name, shape in shapes.items()
+    }
+
+
+def run(inputs: dict[str, Tensor | None], *, offset: int = 0, causal: bool = True, mask: Tensor | None = None) -> Tensor:
+    return lag_attention(**inputs, offset=offset, causal=causal, key_padding_mask=mask)
+
+
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("static", "mix"), list(product([False, True], repeat=2)))
+@pytest.mark.parametrize(("queries", "keys", "offset"), [(11, 11, 0), (3, 19, 16), (17, 6, 14), (17, 9, -5), (1, 1, 0)])
+def test_gradcheck(queries, keys, offset, static, mix, causal, padding, three_workers, tile_bytes):
+    tile_bytes(512)
+    inputs = make_inputs(queries, keys, static=static, mix=mix)
+    mask = torch.zeros(2, keys, dtype=torch.bool)
+    mask[1, : 1 + keys // 2] = True
+
+    def attention(*_: Tensor) -> Tensor:
+        return run(inputs, offset=offset, causal=causal, mask=mask if padding else None)
+
+    # It also runs the backward pass twice and insists on the same bits.
+    assert gradcheck(attention, [x for x in inputs.values() if x is not None], fast_mode=True, nondet_tol=0.0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradcheck_entry_by_entry(causal, three_workers, tile_bytes):
+    tile_bytes(512)
+    inputs = make_inputs(9, 12)
+    assert gradcheck(lambda *_: run(inputs, offset=3, causal=causal), list(inputs.values()))
+
+
+def test_gradient_of_one_input_alone():
+    inputs = make_inputs(9, 9)
+    out = run(inputs)
+    towards = torch.randn_like(out)
+    expected = torch.autograd.grad(out, list(inputs.values()), towards)
+    for chosen, gradient in zip(NAMES, expected, strict=True):
+        alone = {name: x.detach().requires_grad_(name == chosen) for name, x in inputs.items()}
+        run(alone).backward(towards)
+        torch.testing.assert_close(alone[chosen].grad, gradient)
+
+
+def test_extreme_logits_stay_finite():
+    """The largest logit of a row is subtracted before the exponential, which then becomes 0 for far smaller ones."""
+    inputs = make_inputs(9, 9, dtype=torch.float32)
+    inputs["static"] = (inputs["static"].detach() * 1e5).requires_grad_()
+    out = run(inputs)
+    assert out.isfinite().all()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), list(inputs.values())))
+
+
+@pytest.mark.parametrize("layout", ["plain", "transposed"])
+@pytest.mark.parametrize("mix", [False, True])
+@pytest.mark.parametrize("table_dtype", [torch.float32, torch.float64])
+def test_fake_kernels_tell_the_truth(mix, layout, table_dtype):
+    """Shapes, dtypes and strides, which torch.compile relies on."""
+    inputs = [None if x is None else x.detach() for x in make_inputs(9, 12, mix=mix, dtype=torch.float32).values()]
+    if layout == "transposed":  # as models make them: [batch, token, head, width] with two axes swapped
+        inputs[:3] = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs[:3]]
+    inputs[3:] = [None if x is None else x.to(table_dtype) for x in inputs[3:]]
+    inputs = [None if x is None else x.requires_grad_() for x in inputs]
+    operators = torch.ops.dape
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(operators.lag_attention.default, (*inputs, None, 3, True), test_utils=tests)
+    with torch.no_grad():
+        out, lse = operators.lag_attention(*inputs, None, 3, True)
+        backward = (torch.ones_like(out), out, lse, *inputs, None, 3, True)
+        tests = ("test_schema", "test_faketensor")
+        torch.library.opcheck(operators.lag_attention_backward.default, backward, test_utils=tests)

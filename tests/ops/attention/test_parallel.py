@@ -1,0 +1,149 @@
+"""Workers: who runs what must not show in results, in settings of the process, or in other threads and processes."""
+
+import multiprocessing
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+import dape
+from dape.ops.attention import tiles
+from dape.ops.attention.parallel import balanced_shares, run_shares
+
+HEADS, WIDTH = 4, 8
+
+both_kernels = pytest.mark.parametrize("name", ["dape-kerple", "dape-fire"])  # lag tables, bias tiles
+
+
+@pytest.fixture(autouse=True)
+def many_tiles(tile_bytes):
+    tile_bytes(4096)
+
+
+def make(name: str, dtype: torch.dtype = torch.float64):
+    torch.manual_seed(0)
+    pe = dape.build(name, num_heads=HEADS, head_dim=WIDTH, train_length=16).to(dtype)
+    return pe, [torch.randn(2, HEADS, 65, WIDTH, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+
+def run(pe, inputs: list[Tensor]) -> list[Tensor]:
+    """Output and all gradients."""
+    out = dape.attention(*inputs, pe, impl="blocked")
+    towards = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+    return [out.detach(), *torch.autograd.grad(out, [*inputs, *pe.parameters()], towards)]
+
+
+def assert_same_bits(actual: list[Tensor], expected: list[Tensor]) -> None:
+    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+
+
+def threads_of_a_new_thread() -> int:
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    return seen[0]
+
+
+@both_kernels
+def test_same_bits_every_time(name, three_workers):
+    pe, inputs = make(name, torch.float32)
+    first = run(pe, inputs)
+    for _ in range(4):
+        assert_same_bits(run(pe, inputs), first)
+
+
+@both_kernels
+def test_any_number_of_workers_gives_the_same_result(name):
+    pe, inputs = make(name)
+    results = []
+    for workers in (1, 2, 3, 7):
+        torch.set_num_threads(workers)
+        results.append(run(pe, inputs))
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@both_kernels
+def test_thread_settings_are_left_alone(name, workers):
+    torch.set_num_threads(workers)
+    before = torch.get_num_threads(), threads_of_a_new_thread()
+    run(*make(name))
+    assert (torch.get_num_threads(), threads_of_a_new_thread()) == before
+
+
+def test_workers_take_part(three_workers, monkeypatch):
+    seen = set()
+    original = tiles._forward_tile
+
+    def spy(*args):
+        seen.add((threading.current_thread().name, torch.get_num_threads()))
+        original(*args)
+
+    monkeypatch.setattr(tiles, "_forward_tile", spy)
+    run(*make("dape-kerple"))
+    assert len(seen) == 3
+    assert all(name.startswith("dape") and threads == 1 for name, threads in seen)
+
+
+def test_results_come_in_the_order_of_the_shares(three_workers):
+    shares = balanced_shares(list(range(10)), lambda job: 10 - job, 3)
+    assert run_shares(list, shares) == shares
+
+
+def test_errors_of_a_worker_reach_the_caller(three_workers, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("out of luck")
+
+    pe, inputs = make("dape-kerple")
+    monkeypatch.setattr(tiles, "_forward_tile", fail)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run(pe, inputs)
+
+
+@both_kernels
+def test_inference_mode(name, three_workers):
+    pe, inputs = make(name)
+    expected = run(pe, inputs)[0]
+    with torch.inference_mode():
+        out = dape.attention(*inputs, pe, impl="blocked")
+        assert out.is_inference()
+    assert torch.equal(out, expected)
+    with torch.no_grad():
+        assert not dape.attention(*inputs, pe, impl="blocked").requires_grad
+
+
+@both_kernels
+def test_called_from_several_threads_at_once(name, three_workers):
+    pe, inputs = make(name)
+    expected, results = run(pe, inputs), []
+    threads = [threading.Thread(target=lambda: results.append(run(pe, inputs))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(results) == 4
+    for result in results:
+        torch.testing.assert_close(result, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="the system cannot fork")
+@both_kernels
+def test_after_fork(name, three_workers):
+    """A forked child has none of its parent's worker threads; data loaders and servers fork."""
+    pe, inputs = make(name)
+    expected = run(pe, inputs)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads in the parent
+        child = multiprocessing.get_context("fork").Process(target=lambda: assert_same_bits(run(pe, inputs), expected))
+        child.start()
+    child.join(60)
+    if child.is_alive():
+        child.kill()
+        pytest.fail("the forked child hangs")
+    assert child.exitcode == 0
+    assert_same_bits(run(pe, inputs), expected)

@@ -1,0 +1,118 @@
+import pytest
+import torch
+
+from dape import Draw, Grid
+
+
+def stretched(length: int, factor: int, *, future: int = 1) -> Draw:
+    """Positions times ``factor``, lags to the past times ``factor``, to the future times ``factor * future``."""
+    n = torch.arange(length)
+    return Draw(positions=factor * n, past=factor * n, future=factor * future * n, pool=factor * length)
+
+
+def test_without_positions_queries_are_the_last_keys():
+    grid = Grid.of_length(2, 5, causal=True)
+    assert grid.q_pos.tolist() == [3, 4]
+    assert grid.k_pos.tolist() == [0, 1, 2, 3, 4]
+    assert grid.offset == 3
+    assert grid.lag().tolist() == [[3, 2, 1, 0, -1], [4, 3, 2, 1, 0]]
+
+
+def test_a_draw_changes_what_is_read_but_not_what_is_visible():
+    grid = Grid.of_length(2, 3, causal=True)
+    drawn = grid.read_through(stretched(3, 10, future=2))
+    assert drawn.q_pos.tolist() == [10, 20]
+    assert drawn.k_pos.tolist() == [0, 10, 20]
+    assert drawn.lag().tolist() == [[10, 0, -20], [20, 10, 0]]
+    assert torch.equal(drawn.visible(), grid.visible())
+    assert drawn.read_through(None).lag().tolist() == [[1, 0, -1], [2, 1, 0]]
+
+
+def test_extreme_lags_causal_reach_back_to_position_zero():
+    """Also when the first keys have left the cache."""
+    grid = Grid(q_index=torch.tensor([7, 8]), k_index=torch.tensor([5, 6, 7, 8]), causal=True)
+    far, near = grid.extreme_lags()
+    assert far.tolist() == [7, 8]
+    assert near.tolist() == [0, 0]
+
+
+def test_extreme_lags_bidirectional():
+    far, near = Grid.of_length(4, 4, causal=False).extreme_lags()
+    assert far.tolist() == [0, 1, 2, 3]
+    assert near.tolist() == [-3, -2, -1, 0]
+    far, near = Grid.of_length(4, 4, causal=False).read_through(stretched(4, 10, future=2)).extreme_lags()
+    assert far.tolist() == [0, 10, 20, 30]
+    assert near.tolist() == [-60, -40, -20, 0]
+
+
+@pytest.mark.parametrize(
+    "grid, count",
+    [
+        (Grid.of_length(4, 4, causal=True), 7),
+        (Grid.of_length(2, 6, causal=True), 7),
+        (Grid.of_length(6, 6, causal=False).rows(slice(2, 5)), 8),
+        (Grid(q_index=torch.tensor([9, 2]), k_index=torch.tensor([0, 3, 4]), causal=False), 12),
+        (Grid(q_index=torch.tensor([[4, 5], [1, 2]]), k_index=torch.tensor([[3, 4], [0, 2]]), causal=True), 4),
+    ],
+    ids=["square", "cache", "row block", "scattered", "batch"],
+)
+def test_lag_table_lists_every_lag_once(grid, count):
+    lags, index = grid.lag_table()
+    assert len(lags) == count == len(set(lags.tolist()))
+    assert torch.equal(lags[index], grid.q_index.unsqueeze(-1) - grid.k_index.unsqueeze(-2))
+
+
+def test_lag_table_reads_through_the_draw():
+    lags, index = Grid.of_length(3, 3, causal=False).read_through(stretched(3, 10)).lag_table()
+    assert lags[index].tolist() == [[0, -10, -20], [10, 0, -10], [20, 10, 0]]
+
+
+def test_visible():
+    assert Grid.of_length(3, 3, causal=False).visible() is None
+    assert Grid.of_length(2, 3, causal=True).visible().tolist() == [[True, True, False], [True, True, True]]
+
+    n = torch.arange(3)
+    padding = torch.tensor([[True, False, False]])
+    grid = Grid(q_index=n, k_index=n, causal=True, key_padding_mask=padding)
+    assert grid.visible().tolist() == [[[False] * 3, [False, True, False], [False, True, True]]]
+
+    document = torch.tensor([0, 1, 1])
+    grid = Grid(q_index=n, k_index=n, causal=False, q_document=document, k_document=document)
+    assert grid.visible().tolist() == [[True, False, False], [False, True, True], [False, True, True]]
+
+
+FROM_THE_END = pytest.mark.xfail(strict=True, reason="bug: a negative start is added to the offset as it is")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        slice(1, 3),
+        slice(3),
+        slice(2, None),
+        pytest.param(slice(-2, None), marks=FROM_THE_END),
+        pytest.param(slice(-3, -1), marks=FROM_THE_END),
+    ],
+)
+def test_row_slices_keep_the_lags_and_a_true_offset(rows):
+    whole = Grid.of_length(4, 6, causal=True)
+    part = whole.rows(rows)
+    assert torch.equal(part.lag(), whole.lag()[rows])
+    assert part.offset == part.q_index[0] - part.k_index[0]
+
+
+def test_chosen_rows_and_first_keys():
+    n = torch.arange(4)
+    grid = Grid(
+        q_index=n, k_index=n, causal=True, offset=0, key_padding_mask=n[None] == 0, q_document=n, k_document=n + 1
+    )
+    part = grid.rows(torch.tensor([3, 1]))
+    assert part.q_index.tolist() == part.q_document.tolist() == [3, 1]
+    assert part.k_index.tolist() == [0, 1, 2, 3]
+    assert part.offset is None, "rows out of order have no offset"
+
+    part = grid.first_keys(2)
+    assert part.q_index.tolist() == [0, 1, 2, 3]
+    assert part.k_index.tolist() == [0, 1]
+    assert part.k_document.tolist() == [1, 2]
+    assert part.key_padding_mask.tolist() == [[True, False]]

@@ -1,0 +1,114 @@
+"""Rope and position interpolation, against rotations of complex numbers and the Llama of transformers."""
+
+import math
+
+import pytest
+import torch
+
+from dape import Grid
+
+
+def turned(x, angle, *, interleaved=False):
+    """Each channel pair of x as a complex number, turned by angle [t, c] in radians."""
+    a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    z = torch.complex(a, b) * torch.polar(torch.ones_like(angle), angle)
+    return torch.stack([z.real, z.imag], -1).flatten(-2) if interleaved else torch.cat([z.real, z.imag], -1)
+
+
+def frequencies(width, base=10000.0):
+    return torch.tensor([base ** (-2 * m / width) for m in range(width // 2)], dtype=torch.float64)
+
+
+def normal(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("base", [10000.0, 500.0])
+def test_rope_turns_pairs(make, interleaved, base):
+    q, k = normal(2, 4, 3, 8), normal(2, 2, 7, 8)  # fewer key heads, and a cache
+    pe = make("rope", interleaved=interleaved, base=base)
+    new_q, new_k = pe.rotate(q, k, Grid.of_length(3, 7, causal=True))
+    positions, w = torch.arange(7, dtype=torch.float64)[:, None], frequencies(8, base)
+    torch.testing.assert_close(new_q, turned(q, positions[4:] * w, interleaved=interleaved))
+    torch.testing.assert_close(new_k, turned(k, positions * w, interleaved=interleaved))
+
+
+def test_rope_by_hand(make):
+    x = torch.tensor([[[1.0, 0.0]]]).double()
+    q, _ = make("rope", head_dim=2).rotate(
+        x, x, Grid(q_index=torch.tensor([2]), k_index=torch.tensor([0]), causal=True)
+    )
+    assert q.flatten().tolist() == pytest.approx([math.cos(2), math.sin(2)])
+
+
+def test_scores_depend_on_lags_alone(make):
+    q, k, pe = normal(1, 4, 6, 8), normal(1, 4, 6, 8), make("rope")
+
+    def scores(shift):
+        n = torch.arange(6) + shift
+        a, b = pe.rotate(q, k, Grid(q_index=n, k_index=n, causal=True))
+        return a @ b.mT
+
+    torch.testing.assert_close(scores(0), scores(1000))
+    assert not torch.allclose(scores(0), q @ k.mT)
+
+
+def test_angles_do_not_round_in_half_precision(make):
+    x = torch.ones(1, 1, 1, 8, dtype=torch.bfloat16)
+    at = Grid(q_index=torch.tensor([8191]), k_index=torch.tensor([8191]), causal=True)
+    q, _ = make("rope").bfloat16().rotate(x, x, at)
+    assert q.dtype == torch.bfloat16
+    torch.testing.assert_close(q.double(), turned(x.double(), 8191 * frequencies(8)[None]), rtol=0, atol=0.01)
+
+
+def test_odd_width_is_refused(make):
+    with pytest.raises(ValueError, match="head_dim must be even, got 7"):
+        make("rope", head_dim=7)
+
+
+# Position interpolation ----------------------------------------------------------------------------------------------
+
+
+def test_pi_is_rope_within_the_training_length(make):
+    x, grid = normal(1, 4, 16, 8), Grid.of_length(16, 16, causal=True)
+    torch.testing.assert_close(make("pi").rotate(x, x, grid), make("rope").rotate(x, x, grid))
+
+
+@pytest.mark.parametrize("length, options, s", [(64, {}, 4.0), (24, {}, 1.5), (5, {"scale": 2.0}, 2.0)])
+def test_pi_divides_positions_by_the_stretch(make, length, options, s):
+    x = normal(1, 4, length, 8)
+    q, k = make("pi", **options).rotate(x, 2 * x, Grid.of_length(length, length, causal=True))
+    expected = turned(x, torch.arange(length, dtype=torch.float64)[:, None] / s * frequencies(8))
+    torch.testing.assert_close(q, expected)
+    torch.testing.assert_close(k, 2 * expected)
+
+
+def test_pi_fixed_scale_does_not_depend_on_what_is_in_the_cache(make):
+    pe, x = make("pi", scale=4.0), normal(1, 4, 40, 8)
+    _, early = pe.rotate(x[:, :, :20], x[:, :, :20], Grid.of_length(20, 20, causal=True))
+    _, late = pe.rotate(x, x, Grid.of_length(40, 40, causal=True))
+    torch.testing.assert_close(early, late[:, :, :20])
+
+
+@pytest.mark.parametrize("name", ["pi", "yarn"])
+@pytest.mark.parametrize("scale", [0.5, 0.0, -1.0, math.nan])
+def test_a_scale_below_one_is_refused(make, name, scale):
+    with pytest.raises(ValueError, match=f"1 or more, got {scale}"):
+        make(name, scale=scale)
+
+
+def test_rope_equals_llama(make):
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=2, rope_parameters={"rope_type": "default", "rope_theta": 5e3}
+    )
+    q, k = torch.randn(2, 2, 9, 32), torch.randn(2, 2, 9, 32)
+    positions = torch.randint(0, 2000, (2, 9))
+    cos, sin = LlamaRotaryEmbedding(config)(q, positions)
+    theirs = apply_rotary_pos_emb(q, k, cos, sin)
+    ours = make("rope", head_dim=32, base=5e3).rotate(q, k, Grid(q_index=positions, k_index=positions, causal=True))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)  # float32 angles of up to 2000 radians

@@ -1,0 +1,56 @@
+"""``import dape`` is cheap, and everything it promises is there."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dape
+
+
+def in_child(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_import_does_not_load_torch():
+    assert in_child("import sys, dape; print('torch' in sys.modules)").strip() == "False"
+
+
+def test_catalogue_does_not_load_torch():
+    code = "import sys, dape; assert 'dape-kerple' in dape.encodings(); print('torch' in sys.modules)"
+    assert in_child(code).strip() == "False"
+
+
+def test_import_takes_less_than_half_a_second():
+    code = "import time; start = time.perf_counter(); import dape; print(time.perf_counter() - start)"
+    # The best of three: the machine may be busy with something else.
+    assert min(float(in_child(code)) for _ in range(3)) < 0.5
+
+
+@pytest.mark.parametrize("name", dape.__all__)
+def test_public_name_resolves(name):
+    assert getattr(dape, name) is not None
+    assert name in dir(dape)
+
+
+def test_unknown_name_is_an_attribute_error():
+    misspelt = "atention"
+    with pytest.raises(AttributeError, match="no attribute 'atention'"):
+        getattr(dape, misspelt)
+
+
+def test_star_import_gives_the_public_names():
+    namespace: dict[str, object] = {}
+    exec("from dape import *", namespace)
+    assert set(dape.__all__) <= set(namespace)
+
+
+def test_type_checkers_see_what_python_sees():
+    """The imports under TYPE_CHECKING, the lazy table and ``__all__`` name the same things in the same modules."""
+    tree = ast.parse(Path(dape.__file__).read_text())
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in guarded.body for alias in node.names}
+    assert seen == dape._HOME
+    assert {*seen, "__version__"} == set(dape.__all__)

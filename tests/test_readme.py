@@ -1,0 +1,48 @@
+"""What README.md shows is true: its example runs, and the files it links exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from dape.positional import catalogue
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture
+def example(monkeypatch) -> dict:
+    monkeypatch.setattr(catalogue, "ENTRIES", dict(catalogue.ENTRIES))
+    code = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert code is not None
+    names: dict = {}
+    exec(code.group(1), names)
+    return names
+
+
+def test_the_example_has_eight_lines_of_work(example):
+    code = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert code is not None
+    lines = [line for line in code.group(1).splitlines() if line.strip() and not line.startswith("import")]
+    assert len(lines) <= 8
+
+
+def test_the_example_is_dape_over_the_bias_it_defines(example):
+    """Against the equation written out with the module's own weights."""
+    q, k, v, pe, out = (example[name] for name in ("q", "k", "v", "pe", "out"))
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    lag = torch.arange(300)[:, None] - torch.arange(300)
+    bias = torch.where(lag.abs() >= 64, -1.0, 0.0).expand(1, 8, 300, 300)
+    x = torch.cat([scores, bias], dim=1).permute(0, 2, 3, 1)
+    f = pe.f.second(torch.nn.functional.leaky_relu(pe.f.first(x), 0.01)).permute(0, 3, 1, 2)
+    expected = (scores + bias + f).masked_fill(lag < 0, -torch.inf).softmax(-1) @ v
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    out.sum().backward()
+    assert all(p.grad is not None for p in pe.parameters())
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#:]+)\)", TEXT))))
+def test_links_lead_somewhere(target):
+    assert (ROOT / target).exists()
