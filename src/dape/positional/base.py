@@ -10,7 +10,7 @@ A model calls all three unconditionally and never asks for a name. :class:`Posit
 Most new encodings subclass :class:`RelativeBias` and write one method, ``bias_at(lag, causal=...)``.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -76,11 +76,9 @@ class ScoreForm:
         return self.source is None and self.mix is None
 
 
-class PositionalEncoding(nn.Module):
+class PositionalEncoding(nn.Module, ABC):
     """NoPE: nothing is added anywhere; under a causal mask the model can still count."""
 
-    dape_base: ClassVar[bool] = True
-    """Whether DAPE may be put on top: true for encodings that add a bias or leave the logits alone."""
     supports_bidirectional: ClassVar[bool] = True
     reads_hidden_columns: bool = False
     """A row's logits change with the number of keys beyond its last visible one, so blocks must keep all keys."""
@@ -129,6 +127,12 @@ class PositionalEncoding(nn.Module):
         for child in self.children():
             if isinstance(child, PositionalEncoding):
                 child.project_()
+
+    @classmethod
+    def allows_dape(cls) -> bool:
+        """Whether DAPE may be put on top: on encodings that add a bias or leave logits and embeddings alone."""
+        kept = (PositionalEncoding.logits, AdditiveBias.logits)
+        return cls.embed is PositionalEncoding.embed and cls.logits in kept
 
     @classmethod
     def defaults_inside_dape(cls, hidden: int) -> dict[str, Any]:

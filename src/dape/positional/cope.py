@@ -15,7 +15,6 @@ from dape.positional.grid import Grid
 
 
 class Cope(PositionalEncoding):
-    dape_base = False
     supports_bidirectional = False
 
     def __init__(self, dims: AttentionDims, *, npos: int = 64) -> None:

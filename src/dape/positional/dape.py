@@ -65,7 +65,7 @@ class DapeWrapper(PositionalEncoding):
 
     def __init__(self, dims: AttentionDims, base: PositionalEncoding) -> None:
         super().__init__(dims)
-        if not base.dape_base:
+        if not base.allows_dape():
             raise TypeError(
                 f"dape adapts an additive bias, rotary positions or nope; {type(base).__name__} is none of these. "
                 "Possible bases: alibi, fire, kerple, kerple-power, nope, pi, rope, sandwich, t5, yarn"

@@ -20,7 +20,7 @@ def describe_class(name: str, encoding: type[PositionalEncoding], *, equation: s
         learns="see its documentation",
         extrapolates=extrapolates,
         bidirectional=encoding.supports_bidirectional,
-        dape=encoding.dape_base,
+        dape=encoding.allows_dape(),
     )
 
 

@@ -67,8 +67,46 @@ class Grid:
         """
         if self.causal:
             return self.read_lag(self.q_index), self.read_lag(torch.zeros_like(self.q_index))
-        first, last = self.k_index.amin(-1, keepdim=True), self.k_index.amax(-1, keepdim=True)
+        first, last = self._key_extremes(self.q_document)
         return self.read_lag(self.q_index - first), self.read_lag(self.q_index - last)
+
+    def longest(self) -> tuple[Int[Tensor, "*b #q"], Int[Tensor, "*b #k"]]:
+        """For every query and every key, the largest position in its own document, as it is read."""
+        ends = (self._key_extremes(document)[1] for document in (self.q_document, self.k_document))
+        q_end, k_end = (end if self.draw is None else self.draw.position(end) for end in ends)
+        return q_end, k_end
+
+    def _key_extremes(self, document: Int[Tensor, "*b t"] | None) -> tuple[Int[Tensor, "*b #t"], Int[Tensor, "*b #t"]]:
+        """Smallest and largest position among the keys of each token's document; padding does not count."""
+        low = high = self.k_index
+        if self.key_padding_mask is not None:
+            low = torch.where(self.key_padding_mask, torch.iinfo(low.dtype).max, low)
+            high = torch.where(self.key_padding_mask, -1, high)
+        if document is None or self.k_document is None:
+            low, high = low.amin(-1, keepdim=True), high.amax(-1, keepdim=True)
+        else:
+            low, high = self._extremes_by_document(low, high, document, self.k_document)
+        nothing = low > high
+        return low.masked_fill(nothing, 0), high.masked_fill(nothing, 0)
+
+    @staticmethod
+    def _extremes_by_document(
+        low: Int[Tensor, "*b k"],
+        high: Int[Tensor, "*b k"],
+        document: Int[Tensor, "*b t"],
+        k_document: Int[Tensor, "*b k"],
+    ) -> tuple[Int[Tensor, "*b t"], Int[Tensor, "*b t"]]:
+        names, number = torch.unique(torch.cat([k_document, document], dim=-1), return_inverse=True)
+        of_key, of_token = number.split([k_document.shape[-1], document.shape[-1]], dim=-1)
+        shape = (*torch.broadcast_shapes(of_key.shape[:-1], low.shape[:-1]), len(names))
+        of_key = of_key.expand(*shape[:-1], -1)
+
+        def reduced(x: Tensor, how: str) -> Tensor:
+            start = torch.zeros(shape, dtype=x.dtype, device=x.device)
+            table = start.scatter_reduce(-1, of_key, x.expand_as(of_key), how, include_self=False)
+            return table.gather(-1, of_token.expand(*shape[:-1], -1))
+
+        return reduced(low, "amin"), reduced(high, "amax")
 
     def lag_table(self) -> tuple[Int[Tensor, " n"], Int[Tensor, "*b q k"]]:
         """Every lag of the grid once, and for each cell the index of its lag in that list.
@@ -112,7 +150,7 @@ class Grid:
         """The same keys seen by some of the queries."""
         offset = None
         if self.offset is not None and isinstance(index, slice) and index.step in (None, 1):
-            offset = self.offset + (index.start or 0)
+            offset = self.offset + index.indices(self.q_index.shape[-1])[0]
         return replace(
             self,
             q_index=self.q_index[..., index],

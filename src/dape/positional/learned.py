@@ -11,8 +11,6 @@ DEFAULT_ROWS = 2048
 
 
 class Learned(PositionalEncoding):
-    dape_base = False
-
     def __init__(self, dims: AttentionDims, *, max_positions: int | None = None) -> None:
         super().__init__(dims)
         rows = max(DEFAULT_ROWS, dims.train_length) if max_positions is None else max_positions

@@ -15,11 +15,13 @@ from dape.positional.positions import Draw, draw_positions
 
 POOL_PER_TRAIN_LENGTH = 4
 """Default pool, in training lengths: what the paper uses for language models. CHE uses 2048 positions."""
+NEEDS_A_DRAW = (
+    "a randomised encoding draws new positions at every call, which is wrong for a cache or for explicit positions. "
+    "Fix one draw for all calls first: pe = pe.draw(max_length, generator)"
+)
 
 
 class Randomized(PositionalEncoding):
-    dape_base = False
-
     def __init__(
         self, base: PositionalEncoding, *, pool: int | None = None, both_sides: bool = False, draw: Draw | None = None
     ) -> None:
@@ -33,8 +35,11 @@ class Randomized(PositionalEncoding):
 
     def draw(self, length: int, generator: torch.Generator | None = None) -> "Randomized":
         """The same encoding (parameters shared) with positions for up to ``length`` tokens fixed."""
-        draw = draw_positions(length, pool=self.pool_for(length), generator=generator, both_sides=self.both_sides)
+        draw = self._new_draw(length, generator)
         return Randomized(self.base, pool=self.pool, both_sides=self.both_sides, draw=draw)
+
+    def _new_draw(self, length: int, generator: torch.Generator | None = None) -> Draw:
+        return draw_positions(length, pool=self.pool_for(length), generator=generator, both_sides=self.both_sides)
 
     def pool_for(self, length: int) -> int:
         """The pool given, else 4 training lengths, grown where an input is longer (it is then 0, 1, 2, ...)."""
@@ -42,22 +47,22 @@ class Randomized(PositionalEncoding):
 
     def settle(self, grid: Grid) -> tuple[PositionalEncoding, Grid]:
         if self.fixed_draw is not None:
-            self._check_covered(grid)
+            self._check_covered(self.fixed_draw, grid.k_index)
             return self.base, grid.read_through(self.fixed_draw)
         if grid.offset != 0 or grid.q_index.shape != grid.k_index.shape:
-            raise ValueError(
-                "a randomised encoding draws new positions at every call, which is wrong for a cache or for explicit "
-                "positions. Fix one draw for all calls first: pe = pe.draw(max_length, generator)"
-            )
-        drawn = self.draw(grid.k_index.shape[-1])
-        return self.base, grid.read_through(drawn.fixed_draw)
+            raise ValueError(NEEDS_A_DRAW)
+        return self.base, grid.read_through(self._new_draw(grid.k_index.shape[-1]))
 
     def embed(self, x: Float[Tensor, "*b t m"], positions: Int[Tensor, "*#b t"]) -> Float[Tensor, "*b t m"]:
+        if not positions.numel():
+            return x
         draw = self.fixed_draw
         if draw is None:
-            length = int(positions.max()) + 1 if positions.numel() else 0
-            draw = self.draw(length).fixed_draw
-            assert draw is not None
+            if int(positions.min()) != 0:
+                raise ValueError(NEEDS_A_DRAW)
+            draw = self._new_draw(int(positions.max()) + 1)
+        else:
+            self._check_covered(draw, positions)
         return self.base.embed(x, draw.position(positions))
 
     def rotate(
@@ -76,11 +81,11 @@ class Randomized(PositionalEncoding):
         base, drawn = self.settle(grid)
         return base.logits(scores, q, k, drawn)
 
-    def _check_covered(self, grid: Grid) -> None:
-        assert self.fixed_draw is not None
-        if torch.compiler.is_compiling() or not grid.k_index.numel():
+    @staticmethod
+    def _check_covered(draw: Draw, positions: Int[Tensor, "*b t"]) -> None:
+        if torch.compiler.is_compiling() or not positions.numel():
             return
-        needed, covered = int(grid.k_index.max()) + 1, len(self.fixed_draw.positions)
+        needed, covered = int(positions.max()) + 1, len(draw.positions)
         if needed > covered:
             raise ValueError(
                 f"this draw covers {covered} positions, but position {needed - 1} is used: "

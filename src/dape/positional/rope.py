@@ -29,14 +29,13 @@ def rotate_pairs(
     return out.to(x.dtype)
 
 
-def stretch(k_pos: Int[Tensor, "*b k"], train_length: int, scale: float | None) -> Float[Tensor, ""] | float:
-    """How many times longer than in training the input is, never below 1. A fixed ``scale`` wins: with a KV cache
-    whose keys are stored rotated the stretch must not change while the sequence grows."""
-    if scale is not None:
-        return scale
-    if k_pos.shape[-1] == 0:
-        return 1.0
-    return ((k_pos.amax() + 1).float() / train_length).clamp(min=1.0)
+def stretch(
+    longest: Int[Tensor, "*b #t"], train_length: int, scale: float | None, dtype: torch.dtype
+) -> Float[Tensor, "*b #t 1"]:
+    """How many times longer than in training a token's document is, never below 1. A fixed ``scale`` wins: with a KV
+    cache whose keys are stored rotated the stretch must not change while the sequence grows."""
+    length = (longest + 1).to(dtype).unsqueeze(-1)
+    return (length / train_length).clamp(min=1.0) if scale is None else torch.full_like(length, scale)
 
 
 class Rope(PositionalEncoding):
@@ -51,19 +50,23 @@ class Rope(PositionalEncoding):
         self, q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
     ) -> tuple[Float[Tensor, "*b h q d"], Float[Tensor, "*b g k d"]]:
         dtype = accumulation_dtype(q.dtype)
-        frequencies, amplitude = self.spectrum(grid, device=q.device, dtype=dtype)
+        if not grid.k_index.numel():
+            return q, k
 
-        def turn(x: Tensor, positions: Tensor) -> Tensor:
+        def turn(x: Tensor, positions: Tensor, longest: Tensor) -> Tensor:
+            frequencies, amplitude = self.spectrum(longest, dtype)
             angle = positions.to(dtype).unsqueeze(-1) * frequencies
             return rotate_pairs(x, angle, interleaved=self.interleaved, amplitude=amplitude)
 
-        return turn(q, grid.q_pos), turn(k, grid.k_pos)
+        q_longest, k_longest = grid.longest()
+        return turn(q, grid.q_pos, q_longest), turn(k, grid.k_pos, k_longest)
 
     def spectrum(
-        self, grid: Grid, *, device: torch.device, dtype: torch.dtype
-    ) -> tuple[Float[Tensor, " c"], Tensor | float]:
-        """Angle per step of each channel pair, and a factor on the rotated vectors."""
-        return rope_frequencies(self.dims.head_dim, self.base, device=device, dtype=dtype), 1.0
+        self, longest: Int[Tensor, "*b #t"], dtype: torch.dtype
+    ) -> tuple[Float[Tensor, "*b #t c"], Float[Tensor, "*b #t 1"] | float]:
+        """Angle per step of each channel pair, and a factor on the rotated vectors; both may depend on how long the
+        document of a token is."""
+        return rope_frequencies(self.dims.head_dim, self.base, device=longest.device, dtype=dtype), 1.0
 
 
 class PositionInterpolation(Rope):
@@ -74,10 +77,10 @@ class PositionInterpolation(Rope):
         self.scale = check_scale(scale)
 
     def spectrum(
-        self, grid: Grid, *, device: torch.device, dtype: torch.dtype
-    ) -> tuple[Float[Tensor, " c"], Tensor | float]:
-        plain, amplitude = super().spectrum(grid, device=device, dtype=dtype)
-        return plain / stretch(grid.k_pos, self.dims.train_length, self.scale), amplitude
+        self, longest: Int[Tensor, "*b #t"], dtype: torch.dtype
+    ) -> tuple[Float[Tensor, "*b #t c"], Float[Tensor, "*b #t 1"] | float]:
+        plain, amplitude = super().spectrum(longest, dtype)
+        return plain / stretch(longest, self.dims.train_length, self.scale, dtype), amplitude
 
 
 def check_scale(scale: float | None) -> float | None:

@@ -20,8 +20,6 @@ def sinusoid(
 
 
 class Sinusoidal(PositionalEncoding):
-    dape_base = False
-
     def __init__(self, dims: AttentionDims, *, base: float = 10000.0) -> None:
         super().__init__(dims)
         if dims.model_dim % 2:

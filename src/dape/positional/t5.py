@@ -16,12 +16,12 @@ from dape.positional.base import AttentionDims, RelativeBias, accurate
 
 
 def bucket_starts(buckets: int, max_distance: int) -> list[int]:
-    """The smallest distance of every bucket of one side. In Python numbers, so that all devices agree on the edges."""
+    """The smallest distance of every bucket of one side; a bucket that starts where the next one does is never used.
+    In Python numbers, so that all devices agree on the edges."""
     exact = buckets // 2
     starts = list(range(exact))
     for b in range(exact, buckets):
-        start = math.ceil(exact * (max_distance / exact) ** ((b - exact) / (buckets - exact)) - 1e-9)
-        starts.append(max(start, starts[-1] + 1))
+        starts.append(math.ceil(exact * (max_distance / exact) ** ((b - exact) / (buckets - exact)) - 1e-9))
     return starts
 
 

@@ -20,8 +20,6 @@ from dape.positional.sinusoidal import sinusoid
 
 
 class TransformerXL(PositionalEncoding):
-    dape_base = False
-
     def __init__(self, dims: AttentionDims, *, base: float = 10000.0, dm_compat: bool = False) -> None:
         super().__init__(dims)
         width = dims.num_heads * dims.head_dim

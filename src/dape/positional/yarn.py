@@ -9,12 +9,11 @@ w'_m = w_m (1 - ramp_m) + (w_m / s) ramp_m,   q and k are multiplied by 0.1 ln s
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dape.positional.base import AttentionDims
-from dape.positional.grid import Grid
-from dape.positional.rope import Rope, check_scale, rope_frequencies, stretch
+from dape.positional.rope import Rope, check_scale, stretch
 
 
 def yarn_ramp_bounds(
@@ -46,11 +45,11 @@ class Yarn(Rope):
         self.low, self.high = yarn_ramp_bounds(dims.head_dim, dims.train_length, base, beta_fast, beta_slow)
 
     def spectrum(
-        self, grid: Grid, *, device: torch.device, dtype: torch.dtype
-    ) -> tuple[Float[Tensor, " c"], Tensor | float]:
-        plain = rope_frequencies(self.dims.head_dim, self.base, device=device, dtype=dtype)
-        s = torch.as_tensor(stretch(grid.k_pos, self.dims.train_length, self.scale), device=device, dtype=dtype)
+        self, longest: Int[Tensor, "*b #t"], dtype: torch.dtype
+    ) -> tuple[Float[Tensor, "*b #t c"], Float[Tensor, "*b #t 1"] | float]:
+        plain, _ = super().spectrum(longest, dtype)
+        s = stretch(longest, self.dims.train_length, self.scale, dtype)
         width = self.high - self.low if self.high != self.low else 0.001
-        pair = torch.arange(len(plain), device=device, dtype=dtype)
+        pair = torch.arange(len(plain), device=longest.device, dtype=dtype)
         ramp = ((pair - self.low) / width).clamp(0, 1)
         return plain * (1 - ramp) + plain / s * ramp, 0.1 * s.log() + 1

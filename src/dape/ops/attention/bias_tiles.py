@@ -68,7 +68,7 @@ class _BiasTerms:
         grid = self._part(tile)
         bias = None
         if self.form.source is not None:
-            with torch.set_grad_enabled(backward and bool(self.parameters)):
+            with torch.set_grad_enabled(backward):
                 bias = self.form.source.on(grid).to(self.call.dtype)
         return TileTerms(static=self._static(bias, grid), pre=self._pre(bias), bias=bias)
 
@@ -105,7 +105,7 @@ class _BiasSums:
         self._terms = terms
         new_zeros = terms.call.q.new_zeros
         self.wb, self.b1, self.b2 = (None if x is None else new_zeros(x.shape) for x in (terms.wb, terms.b1, terms.b2))
-        self.parameters: list[Tensor | None] = [new_zeros(p.shape) for p in terms.parameters]
+        self.parameters = [new_zeros(p.shape) for p in terms.parameters]
 
     def add_tile(self, tile: Tile, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
         bias = terms.bias
@@ -130,9 +130,12 @@ class _BiasSums:
     def _to_parameters(self, bias: Tensor, d_bias: Tensor) -> None:
         if not bias.requires_grad:
             return
-        grads = torch.autograd.grad(bias, self._terms.parameters, d_bias, allow_unused=True)
-        for total, grad in zip(self.parameters, grads, strict=True):
-            if total is not None and grad is not None:
+        learnable = [
+            (p, total) for p, total in zip(self._terms.parameters, self.parameters, strict=True) if p.requires_grad
+        ]
+        grads = torch.autograd.grad(bias, [p for p, _ in learnable], d_bias, allow_unused=True)
+        for (_, total), grad in zip(learnable, grads, strict=True):
+            if grad is not None:
                 total.add_(grad)
 
     def add_(self, other: TermSums) -> None:

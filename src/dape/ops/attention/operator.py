@@ -10,7 +10,7 @@ from torch import Tensor
 from dape.ops.attention.bias_tiles import bias_tile_attention
 from dape.ops.attention.check import check_causal, check_outcome, check_tensors, make_grid
 from dape.ops.attention.lag_tables import lag_attention
-from dape.ops.attention.reference import reference_attention, share_heads
+from dape.ops.attention.reference import nothing_to_see, reference_attention, share_heads
 from dape.ops.attention.row_blocks import row_block_attention
 from dape.positional.base import PositionalEncoding, ScoreForm
 from dape.positional.grid import Grid
@@ -157,7 +157,7 @@ def _run(
     choice: Choice, q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding, grid: Grid, form: ScoreForm | None
 ) -> Tensor:
     if q.shape[2] == 0 or k.shape[2] == 0:
-        return q.new_zeros(*q.shape[:-1], v.shape[-1])
+        return nothing_to_see(q, v)
     match choice.kernel:
         case "whole matrix":
             return reference_attention(q, k, v, pe, grid)

@@ -18,18 +18,19 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-def run_shares(work: Callable[[Sequence[Job]], Result], shares: Sequence[Sequence[Job]]) -> list[Result]:
+def run_shares(
+    work: Callable[[Sequence[Job]], Result], shares: Sequence[Sequence[Job]], *, device_type: str = "cpu"
+) -> list[Result]:
     """``work`` on every share, each on its own single-threaded worker, results in order."""
-    if len(shares) == 1:
-        with torch.no_grad():
-            return [work(shares[0])]
     inference = torch.is_inference_mode_enabled()
 
     def task(share: Sequence[Job]) -> Result:
-        # Grad and inference mode belong to a thread; ours are those of the caller.
-        with torch.inference_mode(inference), torch.no_grad():
+        # Modes belong to a thread. Inference mode is the caller's; autocast would round what must stay accurate.
+        with torch.inference_mode(inference), torch.no_grad(), torch.autocast(device_type, enabled=False):
             return work(share)
 
+    if len(shares) == 1:
+        return [task(shares[0])]
     futures = [_pool(torch.get_num_threads()).submit(task, share) for share in shares]
     return [future.result() for future in futures]
 

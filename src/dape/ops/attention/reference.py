@@ -40,6 +40,12 @@ def masked_softmax(
     return weights.masked_fill(hidden, 0.0)
 
 
+def nothing_to_see(q: Float[Tensor, "b h q d"], v: Float[Tensor, "b g k e"]) -> Float[Tensor, "b h q e"]:
+    """Zeros, the output of rows without keys, that still belong to the graph of q (with zero gradients)."""
+    everywhere = torch.ones((), dtype=torch.bool, device=q.device)
+    return q[..., :1].masked_fill(everywhere, 0.0).expand(*q.shape[:-1], v.shape[-1])
+
+
 def share_heads(x: Float[Tensor, "b g k d"], num_heads: int) -> Float[Tensor, "b h k d"]:
     """Key or value heads repeated for the query heads that share them."""
     groups = num_heads // x.shape[1]

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dape.ops.attention.reference import reference_attention
+from dape.ops.attention.reference import nothing_to_see, reference_attention
 from dape.ops.attention.tiling import plan_tiles
 from dape.positional.base import PositionalEncoding, accumulation_dtype
 from dape.positional.grid import Grid
@@ -38,10 +38,13 @@ def row_block_attention(
     outputs = []
     for block in reversed(blocks):
         rows, keys = slice(block.i0, block.i1), block.keys
+        if keys == 0:
+            outputs.append(nothing_to_see(q[:, :, rows], v))
+            continue
         part = grid.rows(rows).first_keys(keys) if cut_keys else grid.rows(rows)
         args = (q[:, :, rows], k[:, :, :keys], v[:, :, :keys], pe, part)
         if recompute:
             outputs.append(checkpoint(reference_attention, *args, use_reentrant=False, preserve_rng_state=False))
         else:
             outputs.append(reference_attention(*args))
-    return torch.cat(outputs, dim=2) if outputs else q.new_zeros(*q.shape[:-1], v.shape[-1])
+    return torch.cat(outputs, dim=2)
