@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dape.positional.base import PositionalEncoding
 
 DAPE, DAPE_V2, RANDOMIZED = "dape-", "dape-v2-", "randomized-"
+DAPE_BASES_OF_THE_PAPER = ("alibi", "kerple", "fire")
 
 
 @dataclass(frozen=True)
@@ -70,25 +71,24 @@ def encodings() -> Mapping[str, Entry]:
 
 def _dape_entries(base: Entry) -> list[Entry]:
     has_bias = base.hook == "bias"
-    f, inputs = ("A + B + f([A; B])", "2h") if has_bias else ("A + f(A)", "h")
+    inputs, reads = ("2h", "[A; B]") if has_bias else ("h", "A")
+    kept = f"B of {base.name}" if has_bias else f"A of {base.name}"
     own = "" if base.learns == "nothing" else f" + {base.learns}"
-    on_top = replace(
-        base,
-        name=DAPE + base.name,
-        equation=f"{f}, {'B' if has_bias else 'A'} from {base.name}",
-        hook="logits" if base.hook in ("bias", "none") else f"{base.hook}, logits",
-        learns=f"f {inputs}-32-h{own}",
-        extrapolates="best in the paper" if has_bias else "not reported in the paper",
-        dape=False,
-    )
-    convolution = replace(
-        on_top,
-        name=DAPE_V2 + base.name,
-        equation=on_top.equation.replace("f(", "conv(").replace("conv([A; B])", "conv([A; B])"),
-        learns=on_top.learns.replace("f ", "conv 1x3 ", 1),
-        extrapolates="successor paper",
-    )
-    return [on_top, convolution]
+
+    def entry(prefix: str, f: str, network: str, extrapolates: str) -> Entry:
+        total = f"A + B + {f}({reads})" if has_bias else f"A + {f}({reads})"
+        return replace(
+            base,
+            name=prefix + base.name,
+            equation=f"{total}, {kept}",
+            hook="logits" if base.hook in ("bias", "none") else f"{base.hook}, logits",
+            learns=f"{network} {inputs}-32-h{own}",
+            extrapolates=extrapolates,
+            dape=False,
+        )
+
+    reported = "best in the paper" if base.name in DAPE_BASES_OF_THE_PAPER else "not in the paper"
+    return [entry(DAPE, "f", "f", reported), entry(DAPE_V2, "conv", "conv 1x3", "successor paper")]
 
 
 def find(name: str) -> Entry:
@@ -120,7 +120,7 @@ def register(
     extrapolates: str = "unknown",
     replace_existing: bool = False,
 ) -> None:
-    """Add an encoding of your own: :func:`dape.build`, the CLI and the DAPE wraps then know it by ``name``."""
+    """Add an encoding of your own: :func:`dape.build`, and the DAPE wraps then know it by ``name``, in this process."""
     from dape.positional.describe import describe_class
 
     if name in encodings() and not replace_existing:
