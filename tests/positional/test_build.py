@@ -119,3 +119,28 @@ def test_building_draws_parameters_from_the_default_generator():
     torch.manual_seed(3)
     two = build("dape-kerple", **DIMS).state_dict()
     assert all(torch.equal(one[n], two[n]) for n in one)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("fire", "threshold", float("nan")),
+        ("rope", "base", -3.0),
+        ("rope", "base", float("inf")),
+        ("rope", "base", "x"),
+    ],
+)
+def test_options_that_cannot_be_computed_with_are_refused(make, name, option, value):
+    with pytest.raises(ValueError, match=f"{option} must be a positive number"):
+        make(name, **{option: value})
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("ALiBi", "alibi"), ("randomised-alibi", "randomized-alibi")])
+def test_suggestions_see_through_case_and_spelling(make, wrong, right):
+    with pytest.raises(ValueError, match=f"Did you mean '{right}'"):
+        make(wrong)
+
+
+def test_a_name_must_be_text(make):
+    with pytest.raises(TypeError, match="by its name"):
+        make(None)

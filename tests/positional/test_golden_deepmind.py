@@ -136,10 +136,11 @@ def test_transformer_xl_causal_encodes_the_authors_positions():
     q, k = heads_first("rel__q"), heads_first("rel__k")
     pe = transformer_xl()
     encoded = pe.encode(torch.arange(LENGTH))
-    content = (q + pe.u[:, None]) @ k.mT
+    u, v = GOLDEN["rel__content_bias"], GOLDEN["rel__relative_bias"]
+    content = (q + u[:, None]) @ k.mT
     for i in range(LENGTH):
         for j in range(i + 1):
-            position = ((q[:, :, i] + pe.v) * encoded[:, LENGTH - 1 - (i - j)]).sum(-1)
+            position = ((q[:, :, i] + v) * encoded[:, LENGTH - 1 - (i - j)]).sum(-1)
             expected = GOLDEN["rel__logits_causal"][:, :, i, j]
             torch.testing.assert_close((content[:, :, i, j] + position).detach(), expected, rtol=1e-5, atol=5e-5)
 

@@ -26,7 +26,7 @@ def test_beyond_the_table_is_refused(make):
         pe.embed(x, torch.arange(5))
     with pytest.raises(ValueError, match="position -1"):
         pe.embed(x, torch.arange(-1, 4))
-    with pytest.raises(ValueError, match="max_positions=0"):
+    with pytest.raises(ValueError, match="max_positions must be a positive whole number, got 0"):
         make("learned", max_positions=0)
 
 

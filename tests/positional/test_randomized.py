@@ -94,7 +94,6 @@ def test_decoding_without_a_draw_is_refused(make):
         make("randomized-alibi").settle(Grid(q_index=n, k_index=n, causal=True))
 
 
-@pytest.mark.xfail(strict=True, reason="bug: embed draws anew at every decoding step")
 def test_embedding_one_decoding_step_without_a_draw_is_refused(make):
     with pytest.raises(ValueError, match="Fix one draw"):
         make("randomized-sinusoidal").embed(torch.zeros(1, 1, 32), torch.tensor([5]))
@@ -113,7 +112,7 @@ def test_a_given_pool_is_kept(make):
     assert pe.draw(9).fixed_draw.past.tolist() == list(range(9))
     with pytest.raises(ValueError, match="10 distinct positions from a pool of 9"):
         logits(pe, 10)
-    with pytest.raises(ValueError, match="pool=0"):
+    with pytest.raises(ValueError, match="pool must be a positive whole number, got 0"):
         make("randomized-alibi", pool=0)
 
 
@@ -122,9 +121,6 @@ def test_a_draw_that_is_too_short_is_refused(make):
         logits(make("randomized-alibi").draw(4))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=IndexError, reason="bug: embed does not check that the draw covers its positions"
-)
 def test_embedding_beyond_a_draw_is_refused(make):
     with pytest.raises(ValueError, match=r"covers 4 positions, but position 5"):
         make("randomized-sinusoidal").draw(4).embed(torch.zeros(6, 32), torch.arange(6))
@@ -137,3 +133,21 @@ def test_both_sides_is_off_unless_asked(make):
 
 def test_empty_input(make):
     assert make("randomized-sinusoidal").embed(torch.zeros(2, 0, 32), torch.arange(0)).shape == (2, 0, 32)
+
+
+@pytest.mark.parametrize("name", ["randomized-alibi", "randomized-dape-alibi"])
+def test_the_bias_is_read_through_the_draw(make, name):
+    pe = make(name, pool=50)
+    position = torch.arange(6)
+    with pytest.raises(ValueError, match="Fix one draw"):
+        pe.bias(position, position)
+    drawn = pe.draw(6, torch.Generator().manual_seed(0))
+    slope = make("alibi").bias(torch.tensor([1]), torch.tensor([0]))[:, 0, 0]
+    expected = slope[:, None] * drawn.fixed_draw.past.flip(0)
+    torch.testing.assert_close(drawn.bias(position, position)[:, -1], expected)
+
+
+def test_negative_positions_are_refused(make):
+    drawn = make("randomized-sinusoidal").draw(6)
+    with pytest.raises(ValueError, match="count from 0"):
+        drawn.embed(torch.zeros(1, 2, drawn.dims.model_dim), torch.tensor([-1, 0]))

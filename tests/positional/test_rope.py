@@ -70,18 +70,31 @@ def test_odd_width_is_refused(make):
 # Position interpolation ----------------------------------------------------------------------------------------------
 
 
-def test_pi_is_rope_within_the_training_length(make):
-    x, grid = normal(1, 4, 16, 8), Grid.of_length(16, 16, causal=True)
+@pytest.mark.parametrize("length", [5, 16])
+def test_pi_is_rope_within_the_training_length(make, length):
+    x, grid = normal(1, 4, length, 8), Grid.of_length(length, length, causal=True)
     torch.testing.assert_close(make("pi").rotate(x, x, grid), make("rope").rotate(x, x, grid))
 
 
-@pytest.mark.parametrize("length, options, s", [(64, {}, 4.0), (24, {}, 1.5), (5, {"scale": 2.0}, 2.0)])
+@pytest.mark.parametrize("length, options, s", [(64, {}, 4.0), (23, {}, 23 / 16), (5, {"scale": 2.0}, 2.0)])
 def test_pi_divides_positions_by_the_stretch(make, length, options, s):
     x = normal(1, 4, length, 8)
     q, k = make("pi", **options).rotate(x, 2 * x, Grid.of_length(length, length, causal=True))
     expected = turned(x, torch.arange(length, dtype=torch.float64)[:, None] / s * frequencies(8))
     torch.testing.assert_close(q, expected)
     torch.testing.assert_close(k, 2 * expected)
+
+
+def test_pi_stretches_each_packed_document_by_its_own_length(make):
+    """A document of 24 tokens (s = 1.5) beside one of 8 (s = 1)."""
+    n, x = torch.cat([torch.arange(24), torch.arange(8)]), normal(1, 4, 32, 8)
+    document = (torch.arange(32) >= 24).long()
+    grid = Grid(q_index=n, k_index=n, causal=True, q_document=document, k_document=document)
+    s = torch.tensor([1.5] * 24 + [1.0] * 8, dtype=torch.float64)
+    q, k = make("pi").rotate(x, x, grid)
+    expected = turned(x, (n / s)[:, None] * frequencies(8))
+    torch.testing.assert_close(q, expected)
+    torch.testing.assert_close(k, expected)
 
 
 def test_pi_fixed_scale_does_not_depend_on_what_is_in_the_cache(make):

@@ -44,8 +44,9 @@ def test_equal_bounds_make_a_step_instead_of_a_division_by_zero(make):
     assert angle_per_step(pe, 2).item() == pytest.approx(1.0)
 
 
-def test_within_the_training_length_yarn_is_rope(make):
-    x, grid = torch.randn(2, 4, 16, 8), Grid.of_length(16, 16, causal=True)
+@pytest.mark.parametrize("length", [5, 16])
+def test_within_the_training_length_yarn_is_rope(make, length):
+    x, grid = torch.randn(2, 4, length, 8), Grid.of_length(length, length, causal=True)
     torch.testing.assert_close(make("yarn").rotate(x, x, grid), make("rope").rotate(x, x, grid))
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import math
 from typing import Any
 
 from dape.positional.base import AttentionDims, PositionalEncoding
@@ -9,6 +10,8 @@ from dape.positional.catalogue import DAPE, DAPE_V2, ENTRIES, RANDOMIZED, find
 from dape.positional.dape import Dape, DapeV2, DapeWrapper
 from dape.positional.randomized import Randomized
 
+_COUNTS = {"hidden", "kernel", "max_distance", "max_positions", "mlp_width", "npos", "num_buckets", "pool", "width"}
+_POSITIVE = {"base", "beta_fast", "beta_slow", "threshold"}
 _WRAPPERS: dict[str, type[DapeWrapper]] = {DAPE_V2: DapeV2, DAPE: Dape}
 
 
@@ -26,6 +29,8 @@ def build(
     Options go to the part that knows them: ``build("randomized-dape-fire", ..., pool=2048, hidden=64, threshold=64)``.
     Whether attention is causal is not a property of the encoding: pass ``causal`` to ``attention()`` or ``bias()``.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"an encoding is built by its name, a string such as 'dape-kerple'; got {name!r}")
     dims = _check_dims(name, num_heads, head_dim, train_length, model_dim)
     inner = name.removeprefix(RANDOMIZED)
     entry = find(inner)
@@ -76,10 +81,20 @@ def _check_choice(name: str, option: str, value: Any, parameter: inspect.Paramet
     choices = getattr(parameter.annotation, "__args__", ())
     if choices and all(isinstance(c, str) for c in choices) and value not in choices:
         raise ValueError(f"{name!r}: {option}={value!r} is not possible; choose one of {', '.join(map(repr, choices))}")
-    positive = option in ("hidden", "mlp_width", "num_buckets", "npos", "kernel", "width")
-    if positive and not (isinstance(value, int) and not isinstance(value, bool) and value > 0):
-        raise ValueError(f"{name!r}: {option} must be a positive whole number, got {value!r}")
+    if option in _COUNTS and value is not None:
+        check_count(name, option, value)
+    if option in _POSITIVE and value is not None and not (_is_number(value) and 0 < value < math.inf):
+        raise ValueError(f"{name!r}: {option} must be a positive number, got {value!r}")
     return value
+
+
+def check_count(name: str, what: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name!r}: {what} must be a positive whole number, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_dims(name: str, num_heads: int, head_dim: int, train_length: int, model_dim: int | None) -> AttentionDims:
@@ -87,8 +102,7 @@ def _check_dims(name: str, num_heads: int, head_dim: int, train_length: int, mod
     if model_dim is not None:
         given["model_dim"] = model_dim
     for what, value in given.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name!r}: {what} must be a positive whole number, got {value!r}")
+        check_count(name, what, value)
     return AttentionDims(
         num_heads=num_heads,
         head_dim=head_dim,

@@ -104,7 +104,8 @@ def find(name: str) -> Entry:
                 f"dape cannot be put on {base!r}: it has neither an additive bias nor plain scores. "
                 f"Possible: {prefix}X with X one of {allowed}"
             )
-    near = difflib.get_close_matches(name, known, n=1)
+    # The same list with the other prefix, so that "randomised-alibi" is understood.
+    near = difflib.get_close_matches(name.lower(), [*known, *(RANDOMIZED + n for n in known)], n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(
         f"unknown positional encoding {name!r}.{hint} Known: {', '.join(sorted(ENTRIES))}; "
@@ -125,6 +126,6 @@ def register(
 
     if name in encodings() and not replace_existing:
         raise ValueError(f"{name!r} is taken; choose another name or pass replace_existing=True")
-    if any(name.startswith(prefix) for prefix in (DAPE, RANDOMIZED)):
-        raise ValueError(f"{name!r} starts with a reserved prefix ({DAPE}, {RANDOMIZED}): register the base alone")
+    if name.startswith((DAPE, RANDOMIZED, "v2-")):
+        raise ValueError(f"{name!r} starts with a reserved prefix ({DAPE}, v2-, {RANDOMIZED}): register the base alone")
     ENTRIES[name] = describe_class(name, encoding, equation=equation, extrapolates=extrapolates)

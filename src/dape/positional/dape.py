@@ -232,4 +232,5 @@ class DapeV2(DapeWrapper):
         if conv.bias is None:
             raise AssertionError("both convolutions of dape-v2 have a bias")
         weight, bias = accurate(conv.weight).to(x.dtype), accurate(conv.bias).to(x.dtype)
-        return nn.functional.conv2d(x, weight, bias, padding=conv.padding)
+        out = nn.functional.conv2d(x.flatten(0, -4), weight, bias, padding=conv.padding)
+        return out.unflatten(0, x.shape[:-3])

@@ -81,7 +81,7 @@ class Grid:
         low = high = self.k_index
         if self.key_padding_mask is not None:
             low = torch.where(self.key_padding_mask, torch.iinfo(low.dtype).max, low)
-            high = torch.where(self.key_padding_mask, -1, high)
+            high = torch.where(self.key_padding_mask, torch.iinfo(high.dtype).min, high)
         if document is None or self.k_document is None:
             low, high = low.amin(-1, keepdim=True), high.amax(-1, keepdim=True)
         else:
@@ -93,9 +93,9 @@ class Grid:
     def _extremes_by_document(
         low: Int[Tensor, "*b k"],
         high: Int[Tensor, "*b k"],
-        document: Int[Tensor, "*b t"],
-        k_document: Int[Tensor, "*b k"],
-    ) -> tuple[Int[Tensor, "*b t"], Int[Tensor, "*b t"]]:
+        document: Int[Tensor, "*c t"],
+        k_document: Int[Tensor, "*c k"],
+    ) -> tuple[Int[Tensor, "*d t"], Int[Tensor, "*d t"]]:
         names, number = torch.unique(torch.cat([k_document, document], dim=-1), return_inverse=True)
         of_key, of_token = number.split([k_document.shape[-1], document.shape[-1]], dim=-1)
         shape = (*torch.broadcast_shapes(of_key.shape[:-1], low.shape[:-1]), len(names))

@@ -14,8 +14,6 @@ class Learned(PositionalEncoding):
     def __init__(self, dims: AttentionDims, *, max_positions: int | None = None) -> None:
         super().__init__(dims)
         rows = max(DEFAULT_ROWS, dims.train_length) if max_positions is None else max_positions
-        if rows < 1:
-            raise ValueError(f"a learned table needs at least one row, got max_positions={rows}")
         self.table = nn.Parameter(torch.empty(rows, dims.model_dim))
         nn.init.normal_(self.table, std=(2 / (5 * dims.model_dim)) ** 0.5)
 

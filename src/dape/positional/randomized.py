@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dape.positional.base import PositionalEncoding
+from dape.positional.base import AdditiveBias, PositionalEncoding
+from dape.positional.dape import DapeWrapper
 from dape.positional.grid import Grid
 from dape.positional.positions import Draw, draw_positions
 
@@ -26,8 +27,6 @@ class Randomized(PositionalEncoding):
         self, base: PositionalEncoding, *, pool: int | None = None, both_sides: bool = False, draw: Draw | None = None
     ) -> None:
         super().__init__(base.dims)
-        if pool is not None and pool < 1:
-            raise ValueError(f"the pool of randomised positions must hold at least one, got pool={pool}")
         self.base = base
         self.pool = pool
         self.both_sides = both_sides
@@ -65,6 +64,18 @@ class Randomized(PositionalEncoding):
             self._check_covered(draw, positions)
         return self.base.embed(x, draw.position(positions))
 
+    def bias(
+        self, q_pos: Int[Tensor, "*b q"], k_pos: Int[Tensor, "*b k"], *, causal: bool = True
+    ) -> Float[Tensor, "*b h q k"]:
+        """B as it is read through the fixed draw."""
+        if not isinstance(self.base, AdditiveBias | DapeWrapper):
+            raise TypeError(f"{type(self.base).__name__} has no additive bias")
+        _, grid = self.settle(Grid(q_index=q_pos, k_index=k_pos, causal=causal))
+        bias = self.base.bias_on(grid) if isinstance(self.base, AdditiveBias) else self.base.base_bias(grid)
+        if bias is None:
+            raise TypeError("this DAPE is A + f(A): its base has no additive bias")
+        return bias
+
     def rotate(
         self, q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
     ) -> tuple[Float[Tensor, "*b h q d"], Float[Tensor, "*b g k d"]]:
@@ -85,6 +96,8 @@ class Randomized(PositionalEncoding):
     def _check_covered(draw: Draw, positions: Int[Tensor, "*b t"]) -> None:
         if torch.compiler.is_compiling() or not positions.numel():
             return
+        if int(positions.min()) < 0:
+            raise ValueError(f"randomised positions count from 0, but position {int(positions.min())} is used")
         needed, covered = int(positions.max()) + 1, len(draw.positions)
         if needed > covered:
             raise ValueError(

@@ -13,10 +13,6 @@ from dape.positional.base import AttentionDims, PositionalEncoding, accumulation
 from dape.positional.grid import Grid
 
 
-def rope_frequencies(head_dim: int, base: float, *, device: torch.device, dtype: torch.dtype) -> Float[Tensor, " c"]:
-    return base ** (-torch.arange(0, head_dim, 2, device=device, dtype=dtype) / head_dim)
-
-
 def rotate_pairs(
     x: Float[Tensor, "*b h t d"], angle: Float[Tensor, "*#b t c"], *, interleaved: bool, amplitude: Tensor | float = 1.0
 ) -> Float[Tensor, "*b h t d"]:
@@ -29,13 +25,8 @@ def rotate_pairs(
     return out.to(x.dtype)
 
 
-def stretch(
-    longest: Int[Tensor, "*b #t"], train_length: int, scale: float | None, dtype: torch.dtype
-) -> Float[Tensor, "*b #t 1"]:
-    """How many times longer than in training a token's document is, never below 1. A fixed ``scale`` wins: with a KV
-    cache whose keys are stored rotated the stretch must not change while the sequence grows."""
-    length = (longest + 1).to(dtype).unsqueeze(-1)
-    return (length / train_length).clamp(min=1.0) if scale is None else torch.full_like(length, scale)
+Spectrum = tuple[Float[Tensor, "..."], Float[Tensor, "..."] | float]
+"""Angle per step of every channel pair, and a factor on the rotated vectors; both broadcast over [*b, t, pair]."""
 
 
 class Rope(PositionalEncoding):
@@ -49,41 +40,48 @@ class Rope(PositionalEncoding):
     def rotate(
         self, q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
     ) -> tuple[Float[Tensor, "*b h q d"], Float[Tensor, "*b g k d"]]:
-        dtype = accumulation_dtype(q.dtype)
         if not grid.k_index.numel():
             return q, k
+        dtype = accumulation_dtype(q.dtype)
+        q_spectrum, k_spectrum = self.spectra(grid, dtype)
+        return self._turn(q, grid.q_pos, q_spectrum, dtype), self._turn(k, grid.k_pos, k_spectrum, dtype)
 
-        def turn(x: Tensor, positions: Tensor, longest: Tensor) -> Tensor:
-            frequencies, amplitude = self.spectrum(longest, dtype)
-            angle = positions.to(dtype).unsqueeze(-1) * frequencies
-            return rotate_pairs(x, angle, interleaved=self.interleaved, amplitude=amplitude)
+    def _turn(self, x: Tensor, positions: Tensor, spectrum: Spectrum, dtype: torch.dtype) -> Tensor:
+        frequencies, amplitude = spectrum
+        angle = positions.to(dtype).unsqueeze(-1) * frequencies
+        return rotate_pairs(x, angle, interleaved=self.interleaved, amplitude=amplitude)
 
-        q_longest, k_longest = grid.longest()
-        return turn(q, grid.q_pos, q_longest), turn(k, grid.k_pos, k_longest)
+    def spectra(self, grid: Grid, dtype: torch.dtype) -> tuple[Spectrum, Spectrum]:
+        """For the queries and for the keys."""
+        spectrum = (self.frequencies(grid.k_index.device, dtype), 1.0)
+        return spectrum, spectrum
 
-    def spectrum(
-        self, longest: Int[Tensor, "*b #t"], dtype: torch.dtype
-    ) -> tuple[Float[Tensor, "*b #t c"], Float[Tensor, "*b #t 1"] | float]:
-        """Angle per step of each channel pair, and a factor on the rotated vectors; both may depend on how long the
-        document of a token is."""
-        return rope_frequencies(self.dims.head_dim, self.base, device=longest.device, dtype=dtype), 1.0
+    def frequencies(self, device: torch.device, dtype: torch.dtype) -> Float[Tensor, " c"]:
+        return self.base ** (-torch.arange(0, self.dims.head_dim, 2, device=device, dtype=dtype) / self.dims.head_dim)
 
 
 class PositionInterpolation(Rope):
+    """Without ``scale`` the stretch follows the longest position of a token's own document. With a KV cache that stores
+    rotated keys it must not change while the sequence grows: fix it."""
+
     def __init__(
         self, dims: AttentionDims, *, base: float = 10000.0, interleaved: bool = False, scale: float | None = None
     ) -> None:
         super().__init__(dims, base=base, interleaved=interleaved)
-        self.scale = check_scale(scale)
+        if scale is not None and not scale >= 1:
+            raise ValueError(f"scale is how many times longer inputs may be than in training: 1 or more, got {scale}")
+        self.scale = scale
 
-    def spectrum(
-        self, longest: Int[Tensor, "*b #t"], dtype: torch.dtype
-    ) -> tuple[Float[Tensor, "*b #t c"], Float[Tensor, "*b #t 1"] | float]:
-        plain, amplitude = super().spectrum(longest, dtype)
-        return plain / stretch(longest, self.dims.train_length, self.scale, dtype), amplitude
+    def spectra(self, grid: Grid, dtype: torch.dtype) -> tuple[Spectrum, Spectrum]:
+        q_stretch, k_stretch = (self.stretch(longest, dtype) for longest in grid.longest())
+        return self.stretched(q_stretch), self.stretched(k_stretch)
 
+    def stretch(self, longest: Int[Tensor, "*b #t"], dtype: torch.dtype) -> Float[Tensor, "*b #t 1"]:
+        """How many times longer than in training a document is, never below 1."""
+        length = (longest + 1).to(dtype).unsqueeze(-1)
+        if self.scale is not None:
+            return torch.full_like(length, self.scale)
+        return (length / self.dims.train_length).clamp(min=1.0)
 
-def check_scale(scale: float | None) -> float | None:
-    if scale is not None and not scale >= 1:
-        raise ValueError(f"scale is how many times longer inputs may be than in training: 1 or more, got {scale}")
-    return scale
+    def stretched(self, s: Float[Tensor, "*b #t 1"]) -> Spectrum:
+        return self.frequencies(s.device, s.dtype) / s, 1.0

@@ -9,11 +9,11 @@ w'_m = w_m (1 - ramp_m) + (w_m / s) ramp_m,   q and k are multiplied by 0.1 ln s
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from dape.positional.base import AttentionDims
-from dape.positional.rope import Rope, check_scale, stretch
+from dape.positional.rope import PositionInterpolation, Spectrum
 
 
 def yarn_ramp_bounds(
@@ -27,9 +27,7 @@ def yarn_ramp_bounds(
     return max(math.floor(dim(beta_fast)), 0), min(math.ceil(dim(beta_slow)), head_dim - 1)
 
 
-class Yarn(Rope):
-    """Without ``scale`` the stretch follows the input (dynamic); give a number to keep rotated keys in a cache."""
-
+class Yarn(PositionInterpolation):
     def __init__(
         self,
         dims: AttentionDims,
@@ -40,16 +38,12 @@ class Yarn(Rope):
         beta_fast: float = 32.0,
         beta_slow: float = 1.0,
     ) -> None:
-        super().__init__(dims, base=base, interleaved=interleaved)
-        self.scale = check_scale(scale)
+        super().__init__(dims, base=base, interleaved=interleaved, scale=scale)
         self.low, self.high = yarn_ramp_bounds(dims.head_dim, dims.train_length, base, beta_fast, beta_slow)
 
-    def spectrum(
-        self, longest: Int[Tensor, "*b #t"], dtype: torch.dtype
-    ) -> tuple[Float[Tensor, "*b #t c"], Float[Tensor, "*b #t 1"] | float]:
-        plain, _ = super().spectrum(longest, dtype)
-        s = stretch(longest, self.dims.train_length, self.scale, dtype)
+    def stretched(self, s: Float[Tensor, "*b #t 1"]) -> Spectrum:
+        plain = self.frequencies(s.device, s.dtype)
         width = self.high - self.low if self.high != self.low else 0.001
-        pair = torch.arange(len(plain), device=longest.device, dtype=dtype)
+        pair = torch.arange(len(plain), device=s.device, dtype=s.dtype)
         ramp = ((pair - self.low) / width).clamp(0, 1)
         return plain * (1 - ramp) + plain / s * ramp, 0.1 * s.log() + 1

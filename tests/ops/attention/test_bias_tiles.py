@@ -66,10 +66,7 @@ def test_gradcheck(name, positions, causal, three_workers, tile_bytes):
     assert gradcheck(attention, (*inputs, *pe.parameters()), fast_mode=True, nondet_tol=0.0)
 
 
-FROZEN = pytest.mark.xfail(strict=True, raises=RuntimeError, reason="autograd.grad refuses parameters without gradient")
-
-
-@pytest.mark.parametrize("name", [pytest.param("fire", marks=FROZEN), pytest.param("dape-fire", marks=FROZEN)])
+@pytest.mark.parametrize("name", ["fire", "dape-fire"])
 def test_some_parameters_frozen(name, tile_bytes):
     tile_bytes(512)
     pe, inputs = make(name), draw(2, 9)
@@ -111,5 +108,5 @@ def test_parameters_changed_before_backward_are_noticed(name):
     with torch.no_grad():
         for parameter in pe.parameters():
             parameter.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match="modified"):
         out.sum().backward()

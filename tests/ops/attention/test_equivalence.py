@@ -129,14 +129,9 @@ SITUATIONS = {
 }
 
 
-NO_KEYS = pytest.mark.xfail(strict=True, reason="dape-v2: a convolution over a block without keys is an error")
-
-
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize(("label", "causal"), CASES)
-def test_situations(label, causal, situation, tile_bytes, request):
-    if label == "dape-v2-kerple" and causal and "first" in situation:
-        request.applymarker(NO_KEYS)
+def test_situations(label, causal, situation, tile_bytes):
     tile_bytes(4096)
     assert_equivalent(label, SITUATIONS[situation](), causal=causal)
 
@@ -147,10 +142,7 @@ def test_batch_items_that_share_a_tile(label, causal, tile_bytes):
     assert_equivalent(label, draw(5, batch=7), causal=causal)
 
 
-@pytest.mark.parametrize(
-    "label",
-    ["kerple", "dape-kerple concat_residual", "dape-fire", "cope", pytest.param("dape-v2-kerple", marks=NO_KEYS)],
-)
+@pytest.mark.parametrize("label", ["kerple", "dape-kerple concat_residual", "dape-fire", "cope", "dape-v2-kerple"])
 def test_rows_before_the_first_key_are_zero(label, tile_bytes):
     tile_bytes(4096)
     seen = assert_equivalent(label, at(draw(13, 19), 0, 6))

@@ -32,7 +32,9 @@ def make_inputs(
     }
 
 
-def run(inputs: dict[str, Tensor | None], *, offset: int = 0, causal: bool = True, mask: Tensor | None = None) -> Tensor:
+def run(
+    inputs: dict[str, Tensor | None], *, offset: int = 0, causal: bool = True, mask: Tensor | None = None
+) -> Tensor:
     return lag_attention(**inputs, offset=offset, causal=causal, key_padding_mask=mask)
 
 
@@ -54,10 +56,9 @@ def test_gradcheck(queries, keys, offset, static, mix, causal, padding, three_wo
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradcheck_entry_by_entry(causal, three_workers, tile_bytes):
-    tile_bytes(512)
-    inputs = make_inputs(9, 12)
-    assert gradcheck(lambda *_: run(inputs, offset=3, causal=causal), list(inputs.values()))
+def test_gradcheck_entry_by_entry(causal):
+    inputs = make_inputs(4, 5)
+    assert gradcheck(lambda *_: run(inputs, offset=1, causal=causal), list(inputs.values()))
 
 
 def test_gradient_of_one_input_alone():

@@ -31,9 +31,7 @@ def check_cover(tiles: list[Tile], batch: int, queries: int, keys: int, offset: 
 def test_every_visible_cell_is_in_one_tile(queries, keys, shift):
     offset = None if shift is None else keys - queries + shift
     for budget in (1, 4096, 1 << 20):
-        tiles = plan_tiles(
-            batch=5, queries=queries, keys=keys, offset=offset, planes=16, itemsize=4, budget=budget
-        )
+        tiles = plan_tiles(batch=5, queries=queries, keys=keys, offset=offset, planes=16, itemsize=4, budget=budget)
         check_cover(tiles, 5, queries, keys, offset)
 
 
@@ -47,9 +45,7 @@ def test_every_visible_cell_is_in_one_tile(queries, keys, shift):
     budget=st.integers(1, 1 << 18),
 )
 def test_tiles_cover_and_keep_to_their_budget(batch, queries, keys, offset, planes, budget):
-    tiles = plan_tiles(
-        batch=batch, queries=queries, keys=keys, offset=offset, planes=planes, itemsize=4, budget=budget
-    )
+    tiles = plan_tiles(batch=batch, queries=queries, keys=keys, offset=offset, planes=planes, itemsize=4, budget=budget)
     check_cover(tiles, batch, queries, keys, offset)
     for tile in tiles:
         size = tile.cells * planes * 4

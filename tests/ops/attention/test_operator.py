@@ -1,0 +1,275 @@
+"""The public operator: what it chooses and says, what it refuses, and how exact it is in every dtype."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import dape
+from dape.ops.attention import operator
+
+HEADS, WIDTH = 4, 8
+
+
+def make(name: str, dtype: torch.dtype = torch.float32, **options):
+    torch.manual_seed(0)
+    return dape.build(name, num_heads=HEADS, head_dim=WIDTH, train_length=16, **options).to(dtype)
+
+
+def draw(queries: int = 9, keys: int | None = None, *, batch: int = 2, kv_heads: int = HEADS, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    keys = queries if keys is None else keys
+    shapes = (batch, HEADS, queries, WIDTH), (batch, kv_heads, keys, WIDTH), (batch, kv_heads, keys, WIDTH)
+    return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+
+
+# Choices -------------------------------------------------------------------------------------------------------------
+
+SCATTERED = {"q_pos": torch.arange(9) * 2, "k_pos": torch.arange(9) * 2}
+DOCUMENTS = {"q_document": torch.arange(9) // 5, "k_document": torch.arange(9) // 5}
+
+
+@pytest.mark.parametrize(
+    ("name", "impl", "call", "expected", "reason"),
+    [
+        ("rope", "auto", {}, ("sdpa", "torch sdpa"), "plain scores"),
+        ("nope", "auto", {"causal": False}, ("sdpa", "torch sdpa"), "exact"),
+        ("learned", "sdpa", {}, ("sdpa", "torch sdpa"), "asked for"),
+        ("rope", "blocked", {}, ("blocked", "lag tables"), "lag alone"),
+        ("rope", "auto", SCATTERED, ("blocked", "bias tiles"), "not one consecutive run"),
+        ("rope", "auto", DOCUMENTS, ("blocked", "bias tiles"), "not one consecutive run"),
+        ("kerple", "auto", {}, ("blocked", "lag tables"), "one table serves all rows"),
+        ("dape-kerple", "auto", {}, ("blocked", "lag tables"), "one table serves all rows"),
+        ("dape-rope", "auto", {}, ("blocked", "lag tables"), "one table serves all rows"),
+        ("randomized-dape-alibi", "auto", {}, ("blocked", "lag tables"), "one table serves all rows"),
+        ("dape-fire", "auto", {}, ("blocked", "bias tiles"), "more than the lag"),
+        ("cope", "auto", {}, ("reference", "whole matrix"), "no closed form"),
+        ("cope", "blocked", {}, ("blocked", "row blocks"), "whole rows"),
+        ("transformer-xl", "auto", {}, ("reference", "whole matrix"), "few"),
+        ("dape-v2-kerple", "blocked", {}, ("blocked", "row blocks"), "no closed form"),
+        ("dape-kerple", "reference", {}, ("reference", "whole matrix"), "asked for"),
+    ],
+)
+def test_choice_and_reason(name, impl, call, expected, reason):
+    pe, inputs = make(name), draw()
+    torch.manual_seed(5)
+    out, choice = dape.attention(*inputs, pe, impl=impl, explain=True, **call)
+    assert (choice.impl, choice.kernel) == expected
+    assert reason in choice.reason
+    torch.manual_seed(5)  # a randomised encoding draws from here
+    assert torch.equal(dape.attention(*inputs, pe, impl=impl, **call), out)
+
+
+def test_many_cells_without_closed_form_are_computed_in_blocks(monkeypatch):
+    pe, inputs = make("cope"), draw()
+    monkeypatch.setattr(operator, "SMALL_CELLS", 2 * HEADS * 9 * 9 - 1)
+    assert dape.attention(*inputs, pe, explain=True)[1].kernel == "row blocks"
+
+
+# PyTorch's fused attention -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", ["rope", "nope", "yarn", "sinusoidal"])
+@pytest.mark.parametrize("situation", ["square", "one row", "chunk", "padding", "shared heads", "far", "early"])
+def test_sdpa_is_exact(name, situation, causal):
+    pe, call, inputs = make(name, torch.float64), {"causal": causal}, draw(9, dtype=torch.float64)
+    match situation:
+        case "one row":
+            inputs = draw(1, 21, dtype=torch.float64)
+        case "chunk":
+            inputs = draw(5, 21, dtype=torch.float64)
+        case "padding":
+            mask = torch.zeros(2, 9, dtype=torch.bool)
+            mask[0, :3], mask[1] = True, True
+            call["key_padding_mask"] = mask
+        case "shared heads":
+            inputs = draw(9, kv_heads=2, dtype=torch.float64)
+        case "far":
+            call |= {"q_pos": torch.arange(30, 39), "k_pos": torch.arange(9)}
+        case "early":
+            call |= {"q_pos": torch.arange(9), "k_pos": torch.arange(4, 13)}
+    inputs = [x.requires_grad_() for x in inputs]
+    results = {}
+    for impl in ("reference", "sdpa"):
+        out, choice = dape.attention(*inputs, pe, impl=impl, explain=True, **call)
+        assert choice.impl == impl
+        results[impl] = [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+    for actual, expected in zip(results["sdpa"], results["reference"], strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"), [("kerple", {}), ("dape-rope", {}), ("cope", {}), ("rope", SCATTERED), ("rope", DOCUMENTS)]
+)
+def test_sdpa_is_refused_where_it_would_be_wrong(name, call):
+    with pytest.raises(ValueError, match=r"impl='sdpa' is exact only .* use impl='auto'"):
+        dape.attention(*draw(), make(name), impl="sdpa", **call)
+
+
+# Bad input -----------------------------------------------------------------------------------------------------------
+
+LONG = torch.arange(9)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"q": lambda q: q[0]}, ValueError, r"must be \[batch, heads, tokens, width\], got q \(4, 9, 8\)"),
+        ({"k": lambda k: k[:1]}, ValueError, "same batch size"),
+        ({"k": lambda k: k[:, :2]}, ValueError, "same heads and tokens"),
+        ({"v": lambda v: v[:, :, :5]}, ValueError, "same heads and tokens"),
+        ({"k": lambda k: k[..., :4]}, ValueError, "same width"),
+        ({"k": lambda k: k[:, :3], "v": lambda v: v[:, :3]}, ValueError, "4 query heads cannot share 3 key heads"),
+        ({"k": lambda k: k[:, :0], "v": lambda v: v[:, :0]}, ValueError, "4 query heads cannot share 0 key heads"),
+        ({"q": lambda q: q[:, :2]}, ValueError, "2 query heads cannot share 4"),
+        (dict.fromkeys("qkv", lambda x: x[:, :2]), ValueError, "built for 4 heads of width 8, but q has 2 heads"),
+        ({"q": lambda q: q[..., :6], "k": lambda k: k[..., :6]}, ValueError, "but q has 4 heads of width 6"),
+        ({"q": Tensor.double}, TypeError, "same floating dtype, got torch.float64, torch.float32"),
+        ({"v": Tensor.bfloat16}, TypeError, "same floating dtype"),
+        (dict.fromkeys("qkv", Tensor.long), TypeError, "floating dtype"),
+        ({"v": lambda v: v.to("meta")}, ValueError, "on one device, got cpu, cpu, meta"),
+        (dict.fromkeys("qkv", lambda x: x.to("meta")), ValueError, "q is on meta, the encoding's r1 on cpu"),
+    ],
+)
+def test_bad_tensors(change, error, message):
+    q, k, v = (change.get(name, lambda x: x)(x) for name, x in zip("qkv", draw(), strict=True))
+    with pytest.raises(error, match=message):
+        dape.attention(q, k, v, make("kerple"))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        ({"impl": "flash"}, ValueError, "'flash' is not known; choose one of auto, reference, blocked, sdpa"),
+        ({"q_pos": LONG}, ValueError, "both q_pos and k_pos"),
+        ({"k_pos": LONG}, ValueError, "both q_pos and k_pos"),
+        ({"q_document": LONG}, ValueError, "both q_document and k_document"),
+        ({"q_pos": LONG.float(), "k_pos": LONG}, TypeError, "q_pos must hold integers, got torch.float32"),
+        ({"q_pos": LONG, "k_pos": LONG > 3}, TypeError, "k_pos must hold integers, got torch.bool"),
+        ({"q_pos": LONG, "k_pos": LONG[:5]}, ValueError, r"k_pos must be \[9\] or \[2, 9\], got \[5\]"),
+        ({"q_pos": LONG.expand(3, 9), "k_pos": LONG}, ValueError, r"q_pos must be \[9\] or \[2, 9\], got \[3, 9\]"),
+        ({"q_pos": LONG.to("meta"), "k_pos": LONG}, ValueError, "q_pos is on meta, q on cpu"),
+        ({"q_document": LONG, "k_document": LONG[:3]}, ValueError, "k_document must be"),
+        ({"q_document": LONG.double(), "k_document": LONG}, TypeError, "q_document must hold integers"),
+        (
+            {"key_padding_mask": torch.zeros(2, 9)},
+            TypeError,
+            "must be boolean with True for padding, got torch.float32",
+        ),
+        ({"key_padding_mask": torch.zeros(9) > 0}, ValueError, r"\[batch, keys\] = \[2, 9\], got \[9\]"),
+        ({"key_padding_mask": torch.zeros(2, 8) > 0}, ValueError, r"got \[2, 8\]"),
+        ({"key_padding_mask": (torch.zeros(2, 9) > 0).to("meta")}, ValueError, "key_padding_mask is on meta"),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        dape.attention(*draw(), make("kerple"), **call)
+
+
+def test_not_an_encoding():
+    with pytest.raises(TypeError, match=r"as dape.build\(name, ...\) gives; got str"):
+        dape.attention(*draw(), "kerple")
+
+
+def test_more_queries_than_keys_need_positions():
+    q, k, v = draw(9, 4)
+    with pytest.raises(ValueError, match="9 queries but only 4 keys"):
+        dape.attention(q, k, v, make("kerple"))
+    positions = {"q_pos": torch.arange(9), "k_pos": torch.arange(4)}
+    assert dape.attention(q, k, v, make("kerple"), **positions).isfinite().all()
+    assert dape.attention(q, k, v, make("kerple"), causal=False).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["rope", "kerple", "dape-kerple", "dape-fire", "cope", "dape-v2-kerple"])
+@pytest.mark.parametrize("impl", ["auto", "reference", "blocked"])
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(2, 0, 0), (2, 0, 5), (0, 5, 5)])
+def test_nothing_to_do(name, impl, batch, queries, keys):
+    inputs = draw(queries, keys, batch=batch)
+    assert dape.attention(*inputs, make(name), impl=impl).shape == (batch, HEADS, queries, WIDTH)
+
+
+def test_no_keys_at_all():
+    positions = {"q_pos": torch.arange(5), "k_pos": torch.arange(0)}
+    out = dape.attention(*draw(5, 0), make("kerple"), **positions)
+    assert out.shape == (2, HEADS, 5, WIDTH) and (out == 0).all()
+
+
+@pytest.mark.parametrize("name", ["rope", "kerple", "dape-kerple", "dape-fire", "cope", "dape-v2-kerple"])
+def test_a_single_token_sees_itself(name):
+    q, k, v = draw(1)
+    torch.testing.assert_close(dape.attention(q, k, v, make(name)), v)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+@pytest.mark.parametrize("name", ["kerple", "dape-kerple", "dape-fire"])
+def test_broken_parameters_are_named(name, impl):
+    pe = make(name)
+    parameter, value = next(iter(pe.named_parameters()))
+    value.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match=rf"the encoding's {parameter} is not.*diverged"):
+        dape.attention(*draw(), pe, impl=impl)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+def test_broken_inputs_pass(impl):
+    """Loss scaling relies on seeing them in the gradients."""
+    q, k, v = draw()
+    v[0, 0, 0, 0] = torch.nan
+    assert dape.attention(q, k, v, make("kerple"), impl=impl)[0, 0, 0].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+@pytest.mark.parametrize("name", ["rope", "t5", "alibi", "fire", "transformer-xl", "dape-kerple", "randomized-kerple"])
+def test_integers_of_any_width_mean_the_same_positions(name, impl, dtype):
+    pe = make(name)
+    pe = pe.draw(60, torch.Generator().manual_seed(0)) if name.startswith("randomized") else pe
+    q_pos, k_pos = torch.arange(9), torch.arange(9) * 2 + 1
+    expected = dape.attention(*draw(), pe, q_pos=q_pos, k_pos=k_pos, causal=False, impl=impl)
+    actual = dape.attention(*draw(), pe, q_pos=q_pos.to(dtype), k_pos=k_pos.to(dtype), causal=False, impl=impl)
+    torch.testing.assert_close(actual, expected)
+
+
+# Half precision ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+@pytest.mark.parametrize(
+    "name", ["kerple", "alibi", "dape-kerple", "dape-alibi", "dape-fire", "cope", "dape-v2-kerple"]
+)
+def test_half_precision_is_only_rounded_at_the_end(name, impl, dtype):
+    """The encoding stays in float32; the exact result is that of float64 on the same rounded inputs."""
+    pe, inputs = make(name), draw(64, dtype=torch.float32)
+    half = [x.to(dtype) for x in inputs]
+    out = dape.attention(*half, pe, impl=impl)
+    exact = dape.attention(*(x.double() for x in half), pe.double(), impl="reference")
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["rope", "nope", "dape-rope"])
+def test_half_precision_queries_stay_half(name, dtype):
+    """Rotated queries and keys are rounded to their own dtype, as everywhere; PyTorch rounds weights as well."""
+    pe, inputs = make(name), [x.to(dtype) for x in draw(64)]
+    exact = dape.attention(*(x.double() for x in inputs), pe.double(), impl="reference")
+    for impl in ("reference", "blocked", "auto"):
+        out = dape.attention(*inputs, make(name), impl=impl)
+        assert out.dtype == dtype
+        assert (out - exact).abs().max() < 4 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+@pytest.mark.parametrize("name", ["kerple", "dape-kerple", "dape-fire"])
+def test_gradients_keep_the_dtype_of_what_they_belong_to(name, impl):
+    pe, inputs = make(name), [x.bfloat16().requires_grad_() for x in draw(33)]
+    double = [x.detach().double().requires_grad_() for x in inputs]
+    dape.attention(*inputs, pe, impl=impl).float().square().sum().backward()
+    reference = make(name, torch.float64)
+    dape.attention(*double, reference, impl="reference").square().sum().backward()
+    pairs = [*zip(inputs, double, strict=True), *zip(pe.parameters(), reference.parameters(), strict=True)]
+    largest = max(exact.grad.abs().max() for _, exact in pairs)
+    for x, exact in pairs:
+        assert x.grad.dtype == x.dtype
+        assert (x.grad - exact.grad).abs().max() < 0.01 * largest
