@@ -1,6 +1,6 @@
 """Wrap a bias of your own in DAPE, in eight lines (the README's example), then look at what f did.
 
-    python examples/01_wrap_your_bias.py
+python examples/01_wrap_your_bias.py
 """
 
 import torch

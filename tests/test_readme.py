@@ -1,6 +1,7 @@
 """What README.md shows is true: its example runs, and the files it links exist."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,15 @@ TEXT = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture
-def example(monkeypatch) -> dict:
-    monkeypatch.setattr(catalogue, "ENTRIES", dict(catalogue.ENTRIES))
+def example() -> Iterator[dict]:
+    before = dict(catalogue.ENTRIES)
     code = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)
     assert code is not None
     names: dict = {}
     exec(code.group(1), names)
-    return names
+    yield names
+    catalogue.ENTRIES.clear()
+    catalogue.ENTRIES.update(before)
 
 
 def test_the_example_has_eight_lines_of_work(example):

@@ -39,5 +39,5 @@ def test_no_parameters_and_no_sense_of_direction(make):
 
 @pytest.mark.parametrize("width", [1, 7])
 def test_odd_widths_are_refused(make, width):
-    with pytest.raises(ValueError, match=f"even width of at least 2, got {width}"):
+    with pytest.raises(ValueError, match=f"width must be even, got {width}"):
         make("sandwich", width=width)

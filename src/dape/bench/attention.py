@@ -131,7 +131,7 @@ def _check_device(name: str) -> None:
     import torch
 
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).item()  # "meta" exists, but holds no numbers
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"--device {name}: cannot be used here ({reason})") from error

@@ -7,6 +7,7 @@ Nothing here imports torch; a command does so when it runs.
 import contextlib
 import difflib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
@@ -48,8 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 130, message="interrupted")
     except UsageError as error:
         return _fail(error, 2)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, MemoryError) as error:
         return _fail(error, 1)
+    except RuntimeError as error:
+        # Torch reports a lack of memory so; any other RuntimeError is our mistake and deserves its traceback.
+        if not re.search(r"memory|storage size", str(error)):
+            raise
+        return _fail(error, 1, message=f"not enough memory: {str(error).splitlines()[0]}")
 
 
 def _fail(error: BaseException, code: int, message: str | None = None) -> int:

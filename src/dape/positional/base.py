@@ -7,13 +7,19 @@ Position can enter a transformer in three places, so an encoding has three hooks
 * ``logits(scores, q, k, grid)``: change the scaled scores before mask and softmax (every bias, cope, dape, ...).
 
 A model calls all three unconditionally and never asks for a name. :class:`PositionalEncoding` itself is NoPE.
+What a hook may rely on: scores, q and k as documented below, a :class:`Grid` that says where everything stands, keys
+stored in the order of their positions. What it must keep to: look along a row only, remember nothing, be
+deterministic and depend on its arguments and registered parameters alone, since the memory-lean implementations call
+it on blocks of rows and again in the backward pass.
 Most new encodings subclass :class:`RelativeBias` and write one method, ``bias_at(lag, causal=...)``.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from operator import index
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +28,7 @@ from torch import Tensor, nn
 from dape.positional.grid import Grid
 
 LEAKY_SLOPE = 0.01
+BidirectionalForm = Literal["past_bonus", "symmetric", "tril"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +47,12 @@ class AttentionDims:
 class BiasSource:
     """Where B comes from."""
 
-    on: Callable[[Grid], Float[Tensor, "*b h q k"]]
+    module: nn.Module
+    """Holds every parameter that B depends on."""
+    on: Callable[[Any, Grid], Float[Tensor, "*b h q k"]]
+    """``on(module, grid)``; the module is an argument because the backward pass evaluates a copy of it."""
     at: Callable[..., Float[Tensor, "h *s"]] | None = None
     """``at(lag, causal=...)`` if B depends on the lag alone, so that a table over lags replaces the matrix."""
-    parameters: tuple[nn.Parameter, ...] = ()
-    """Everything learnable that B depends on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +87,7 @@ class ScoreForm:
 class PositionalEncoding(nn.Module, ABC):
     """NoPE: nothing is added anywhere; under a causal mask the model can still count."""
 
-    supports_bidirectional: ClassVar[bool] = True
+    supports_bidirectional: bool = True
     reads_hidden_columns: bool = False
     """A row's logits change with the number of keys beyond its last visible one, so blocks must keep all keys."""
 
@@ -111,7 +119,11 @@ class PositionalEncoding(nn.Module, ABC):
         k: Float[Tensor, "*b g k d"],
         grid: Grid,
     ) -> Float[Tensor, "*b h q k"]:
-        """Scaled scores in, logits out. The caller masks afterwards; a hook must not let hidden keys leak."""
+        """Scaled scores in, logits out. The caller masks afterwards; a hook must not let hidden keys leak.
+
+        Scores are in float32 or better; q and k keep the dtype of the model, and k may have fewer heads
+        (:func:`share_heads` repeats them). ``grid.visible()`` says which cells count: no head axis, None for all.
+        """
         return scores
 
     def score_form(self) -> ScoreForm | None:
@@ -151,7 +163,7 @@ class AdditiveBias(PositionalEncoding):
         self, q_pos: Int[Tensor, "*b q"], k_pos: Int[Tensor, "*b k"], *, causal: bool = True
     ) -> Float[Tensor, "*b h q k"]:
         """B for queries and keys at the given positions; hidden cells of a causal bias hold no meaning."""
-        return self.bias_on(Grid(q_index=q_pos, k_index=k_pos, causal=causal))
+        return self.bias_on(Grid.at(q_pos, k_pos, causal=causal))
 
     def logits(
         self,
@@ -163,7 +175,7 @@ class AdditiveBias(PositionalEncoding):
         return scores + self.bias_on(grid)
 
     def source(self) -> BiasSource:
-        return BiasSource(on=self.bias_on, parameters=tuple(self.parameters()))
+        return BiasSource(module=self, on=type(self).bias_on)
 
     def score_form(self) -> ScoreForm | None:
         return ScoreForm(source=self.source()) if type(self).logits is AdditiveBias.logits else None
@@ -180,7 +192,8 @@ class RelativeBias(AdditiveBias):
         return self.bias_at(grid.lag(), causal=grid.causal).movedim(0, -3)
 
     def source(self) -> BiasSource:
-        return replace(super().source(), at=self.bias_at)
+        by_lag = type(self).bias_on is RelativeBias.bias_on
+        return replace(super().source(), at=self.bias_at if by_lag else None)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -198,7 +211,9 @@ def column(x: Float[Tensor, " h"], like: Tensor) -> Float[Tensor, "h *ones"]:
     return accurate(x).view(-1, *(1,) * like.dim())
 
 
-def asymmetric_distance(lag: Int[Tensor, "*s"], *, causal: bool, form: str, dtype: torch.dtype) -> Float[Tensor, "*s"]:
+def asymmetric_distance(
+    lag: Int[Tensor, "*s"], *, causal: bool, form: BidirectionalForm, dtype: torch.dtype
+) -> Float[Tensor, "*s"]:
     """How far away a key counts as being.
 
     Causal: the lag, and 0 for hidden keys. Bidirectional ``past_bonus``: past keys are half a step nearer, which breaks
@@ -210,3 +225,33 @@ def asymmetric_distance(lag: Int[Tensor, "*s"], *, causal: bool, form: str, dtyp
     if form == "past_bonus":
         distance = distance - 0.5 * (lag > 0)
     return distance
+
+
+def share_heads(x: Float[Tensor, "*b g k d"], num_heads: int) -> Float[Tensor, "*b h k d"]:
+    """Key or value heads repeated for the query heads that share them."""
+    groups = num_heads // x.shape[-3]
+    return x if groups == 1 else x.repeat_interleave(groups, dim=-3)
+
+
+def require_count(what: str, value: Any) -> int:
+    """``value`` as an int of at least 1, or an error that names it."""
+    try:
+        count = index(value)
+    except TypeError:
+        count = 0
+    if count < 1 or isinstance(value, bool):
+        raise ValueError(f"{what} must be a positive whole number, got {value!r}")
+    return count
+
+
+def require_positive(what: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{what} must be a positive number, got {value!r}")
+    return value
+
+
+def require_choice(what: str, value: Any, choices: Any) -> Any:
+    """``choices`` is the ``Literal`` the value must be one of."""
+    if value not in get_args(choices):
+        raise ValueError(f"{what}={value!r} is not possible; choose one of {', '.join(map(repr, get_args(choices)))}")
+    return value

@@ -91,11 +91,20 @@ def _dape_entries(base: Entry) -> list[Entry]:
     return [entry(DAPE, "f", "f", reported), entry(DAPE_V2, "conv", "conv 1x3", "successor paper")]
 
 
+def shared_by_layers(name: str) -> bool:
+    """Whether the layers of a model use one set of this encoding's parameters: what acts on the embeddings, and T5's
+    table, as in the authors' program. Everything else has parameters per layer."""
+    base = name.removeprefix(RANDOMIZED).removeprefix(DAPE_V2).removeprefix(DAPE)
+    return base == name.removeprefix(RANDOMIZED) and (find(base).hook == "embed" or base == "t5")
+
+
 def find(name: str) -> Entry:
     """The entry of a name without ``randomized-``, or an error that suggests the nearest one."""
     known = encodings()
     if name in known:
         return known[name]
+    if name.startswith(RANDOMIZED):
+        raise ValueError(f"{RANDOMIZED!r} may stand in front of a name once: {name!r} is randomised already")
     for prefix in (DAPE_V2, DAPE):
         base = name.removeprefix(prefix)
         if name.startswith(prefix) and base in ENTRIES:
@@ -124,6 +133,8 @@ def register(
     """Add an encoding of your own: :func:`dape.build`, and the DAPE wraps then know it by ``name``, in this process."""
     from dape.positional.describe import describe_class
 
+    if not name or not all(c.isalnum() or c in "-_." for c in name):
+        raise ValueError(f"a name is letters, digits, '-', '_' and '.', so that it can be typed; got {name!r}")
     if name in encodings() and not replace_existing:
         raise ValueError(f"{name!r} is taken; choose another name or pass replace_existing=True")
     if name.startswith((DAPE, RANDOMIZED, "v2-")):

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dape.positional.base import AttentionDims, PositionalEncoding, accurate
+from dape.positional.base import AttentionDims, PositionalEncoding, accurate, require_count
 from dape.positional.grid import Grid
 
 
@@ -19,7 +19,7 @@ class Cope(PositionalEncoding):
 
     def __init__(self, dims: AttentionDims, *, npos: int = 64) -> None:
         super().__init__(dims)
-        if npos < 2:
+        if require_count("npos", npos) < 2:
             raise ValueError(f"cope interpolates between at least two positions, got npos={npos}")
         self.table = nn.Parameter(torch.zeros(dims.head_dim, npos))
 
@@ -42,5 +42,6 @@ class Cope(PositionalEncoding):
         low = position.floor()
         weight = position - low
         z = q.to(scores.dtype) @ accurate(self.table).to(scores.dtype)
-        below, above = z.gather(-1, low.long()), z.gather(-1, position.ceil().long())
+        # Non-finite scores must come out non-finite, not as an index outside of the table.
+        below, above = (z.gather(-1, p.nan_to_num().long()) for p in (low, position.ceil()))
         return scores + weight * above + (1 - weight) * below

@@ -27,9 +27,12 @@ from dape.positional.base import (
     PositionalEncoding,
     ScoreForm,
     accurate,
+    require_choice,
+    require_count,
 )
 from dape.positional.grid import Grid
 
+DEFAULT_HIDDEN = 32
 Variant = Literal["concat_residual", "concat", "add_residual", "bias_only"]
 
 
@@ -65,12 +68,13 @@ class DapeWrapper(PositionalEncoding):
 
     def __init__(self, dims: AttentionDims, base: PositionalEncoding) -> None:
         super().__init__(dims)
-        if not base.allows_dape():
+        if not (isinstance(base, PositionalEncoding) and base.allows_dape()):
             raise TypeError(
                 f"dape adapts an additive bias, rotary positions or nope; {type(base).__name__} is none of these. "
-                "Possible bases: alibi, fire, kerple, kerple-power, nope, pi, rope, sandwich, t5, yarn"
+                "`dape list dape-` shows the possible bases"
             )
         self.base = base
+        self.supports_bidirectional = base.supports_bidirectional
 
     @property
     def has_bias(self) -> bool:
@@ -103,11 +107,13 @@ class Dape(DapeWrapper):
         dims: AttentionDims,
         base: PositionalEncoding,
         *,
-        hidden: int = 32,
+        hidden: int = DEFAULT_HIDDEN,
         variant: Variant = "concat_residual",
         zero_init_out: bool = False,
     ) -> None:
         super().__init__(dims, base)
+        require_choice("variant", variant, Variant)
+        require_count("hidden", hidden)
         if variant != "concat_residual" and not self.has_bias:
             raise ValueError(f"variant {variant!r} needs a bias, and {type(base).__name__} has none: leave it out")
         self.variant: Variant = variant
@@ -150,7 +156,7 @@ class Dape(DapeWrapper):
 
     def score_form(self) -> ScoreForm | None:
         base = self.base.score_form()
-        if base is None or base.mix is not None:
+        if base is None or base.mix is not None or type(self).logits is not Dape.logits:
             return None
         if self.variant == "bias_only":
             return ScoreForm(source=self._adapted_source())
@@ -163,22 +169,22 @@ class Dape(DapeWrapper):
         mix = Mix(wa=wa, wb=wb, b1=b1, w2=w2, b2=b2)
         return ScoreForm(source=base.source, adds_bias=self._keeps_bias, mix=mix)
 
-    def _adapted_source(self) -> BiasSource:
+    def adapted_bias_on(self, grid: Grid) -> Float[Tensor, "*b h q k"]:
         """B + f(B), which is again a bias that no content enters."""
-        base = self.base
-        assert isinstance(base, AdditiveBias)
-        source = base.source()
+        bias = self.base_bias(grid)
+        assert bias is not None
+        return bias + self.f(bias)
 
-        def on(grid: Grid) -> Tensor:
-            bias = source.on(grid)
-            return bias + self.f(bias)
+    def _adapted_source(self) -> BiasSource:
+        assert isinstance(self.base, AdditiveBias)
+        source = self.base.source()
 
         def at(lag: Tensor, *, causal: bool) -> Tensor:
             assert source.at is not None
             bias = source.at(lag.reshape(1, -1), causal=causal)
             return (bias + self.f(bias)).reshape(-1, *lag.shape)
 
-        return BiasSource(on=on, at=at if source.at else None, parameters=tuple(self.parameters()))
+        return BiasSource(module=self, on=Dape.adapted_bias_on, at=at if source.at else None)
 
 
 class DapeV2(DapeWrapper):
@@ -193,12 +199,13 @@ class DapeV2(DapeWrapper):
         dims: AttentionDims,
         base: PositionalEncoding,
         *,
-        hidden: int = 32,
+        hidden: int = DEFAULT_HIDDEN,
         kernel: int = 3,
         mask_hidden: bool = True,
     ) -> None:
         super().__init__(dims, base)
-        if kernel < 1 or kernel % 2 == 0:
+        require_count("hidden", hidden)
+        if require_count("kernel", kernel) % 2 == 0:
             raise ValueError(f"the kernel of dape-v2 must be odd, so that it has a middle; got {kernel}")
         self.mask_hidden = mask_hidden
         self.reads_hidden_columns = not mask_hidden

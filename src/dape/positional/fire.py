@@ -15,10 +15,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dape.positional.base import LEAKY_SLOPE, AdditiveBias, AttentionDims, accurate, asymmetric_distance
+from dape.positional.base import (
+    LEAKY_SLOPE,
+    AdditiveBias,
+    AttentionDims,
+    BidirectionalForm,
+    accurate,
+    asymmetric_distance,
+    require_choice,
+    require_count,
+    require_positive,
+)
 from dape.positional.grid import Grid
 
 EPSILON = 1e-6
+Activation = Literal["relu", "leaky_relu"]
 
 
 class Fire(AdditiveBias):
@@ -28,13 +39,15 @@ class Fire(AdditiveBias):
         *,
         mlp_width: int = 32,
         threshold: float | None = None,
-        activation: Literal["relu", "leaky_relu"] = "relu",
-        bidirectional: Literal["past_bonus", "symmetric", "tril"] = "past_bonus",
+        activation: Activation = "relu",
+        bidirectional: BidirectionalForm = "past_bonus",
     ) -> None:
         super().__init__(dims)
-        self.threshold = float(dims.train_length if threshold is None else threshold)
+        self.threshold = float(dims.train_length if threshold is None else require_positive("threshold", threshold))
+        require_choice("activation", activation, Activation)
         self.slope = LEAKY_SLOPE if activation == "leaky_relu" else 0.0
-        self.bidirectional = bidirectional
+        self.bidirectional: BidirectionalForm = require_choice("bidirectional", bidirectional, BidirectionalForm)
+        require_count("mlp_width", mlp_width)
         self.c = nn.Parameter(torch.tensor(0.1))
         self.threshold_multiplier = nn.Parameter(torch.tensor(1.0))
         self.first = nn.Linear(1, mlp_width)

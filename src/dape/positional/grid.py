@@ -19,6 +19,15 @@ from dape.positional.positions import Draw
 RowIndex = slice | Int[Tensor, " r"]
 
 
+def require_integers(name: str, values: object) -> None:
+    if not isinstance(values, Tensor):
+        raise TypeError(
+            f"{name} must be a tensor of integers, got {type(values).__name__}; torch.arange(...) makes one"
+        )
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers, got {values.dtype}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     q_index: Int[Tensor, "*b q"]
@@ -42,6 +51,13 @@ class Grid:
         k_index = torch.arange(keys, device=device)
         q_index = torch.arange(keys - queries, keys, device=device)
         return Grid(q_index=q_index, k_index=k_index, causal=causal, offset=keys - queries)
+
+    @staticmethod
+    def at(q_pos: Int[Tensor, "*b q"], k_pos: Int[Tensor, "*b k"], *, causal: bool) -> "Grid":
+        """Given positions, of which nothing else is known."""
+        for name, positions in (("q_pos", q_pos), ("k_pos", k_pos)):
+            require_integers(name, positions)
+        return Grid(q_index=q_pos.long(), k_index=k_pos.long(), causal=causal)
 
     # What encodings read ---------------------------------------------------------------------------------------------
 

@@ -6,13 +6,21 @@ power         b_h(i, j) = -r1_h |i - j|^r2_h                   r1 ~ U(0, 1), r2 
 The authors of DAPE call r1, r2 ``bias_p``, ``bias_a`` (log) and ``bias_a``, ``bias_p`` (power).
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dape.positional.base import AttentionDims, RelativeBias, asymmetric_distance, column
+from dape.positional.base import (
+    AttentionDims,
+    BidirectionalForm,
+    RelativeBias,
+    accurate,
+    asymmetric_distance,
+    column,
+    require_choice,
+)
 
 FLOOR = 0.01
 
@@ -37,11 +45,9 @@ class Kerple(RelativeBias):
     ceiling: ClassVar[tuple[float | None, float | None]] = (None, None)
     kernel = staticmethod(kerple_log)
 
-    def __init__(
-        self, dims: AttentionDims, *, bidirectional: Literal["past_bonus", "symmetric", "tril"] = "past_bonus"
-    ) -> None:
+    def __init__(self, dims: AttentionDims, *, bidirectional: BidirectionalForm = "past_bonus") -> None:
         super().__init__(dims)
-        self.bidirectional = bidirectional
+        self.bidirectional: BidirectionalForm = require_choice("bidirectional", bidirectional, BidirectionalForm)
         high1, high2 = self.initial_range
         self.r1 = nn.Parameter(torch.rand(dims.num_heads) * high1)
         self.r2 = nn.Parameter(torch.rand(dims.num_heads) * high2)
@@ -49,7 +55,9 @@ class Kerple(RelativeBias):
 
     def bias_at(self, lag: Int[Tensor, "*s"], *, causal: bool) -> Float[Tensor, "h *s"]:
         distance = asymmetric_distance(lag, causal=causal, form=self.bidirectional, dtype=self.precision)
-        r1, r2 = (column(in_range(p, top), lag) for p, top in zip((self.r1, self.r2), self.ceiling, strict=True))
+        r1, r2 = (
+            column(in_range(accurate(p), top), lag) for p, top in zip((self.r1, self.r2), self.ceiling, strict=True)
+        )
         return self.kernel(distance, r1, r2)
 
     @torch.no_grad()

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dape.positional.base import AttentionDims, PositionalEncoding
+from dape.positional.base import AttentionDims, PositionalEncoding, require_count
 
 DEFAULT_ROWS = 2048
 """The size the authors' configurations use; a longer training length raises it."""
@@ -13,7 +13,11 @@ DEFAULT_ROWS = 2048
 class Learned(PositionalEncoding):
     def __init__(self, dims: AttentionDims, *, max_positions: int | None = None) -> None:
         super().__init__(dims)
-        rows = max(DEFAULT_ROWS, dims.train_length) if max_positions is None else max_positions
+        rows = (
+            max(DEFAULT_ROWS, dims.train_length)
+            if max_positions is None
+            else require_count("max_positions", max_positions)
+        )
         self.table = nn.Parameter(torch.empty(rows, dims.model_dim))
         nn.init.normal_(self.table, std=(2 / (5 * dims.model_dim)) ** 0.5)
 
@@ -24,7 +28,7 @@ class Learned(PositionalEncoding):
             if low < 0 or high >= len(self.table):
                 raise ValueError(
                     f"learned positions reach from 0 to {len(self.table) - 1}, but position "
-                    f"{high if low >= 0 else low} was asked for. Build with max_positions={high + 1} before training, "
-                    "use shorter inputs, or choose an encoding that extrapolates (see `dape list`)"
+                    f"{high if low >= 0 else low} was asked for. Build with max_positions={max(high, 0) + 1} before "
+                    "training, use shorter inputs, or choose an encoding that extrapolates (see `dape list`)"
                 )
         return x + nn.functional.embedding(positions, self.table).to(x.dtype)

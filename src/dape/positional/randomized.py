@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dape.positional.base import AdditiveBias, PositionalEncoding
+from dape.positional.base import AdditiveBias, PositionalEncoding, require_count
 from dape.positional.dape import DapeWrapper
 from dape.positional.grid import Grid
 from dape.positional.positions import Draw, draw_positions
@@ -28,14 +28,20 @@ class Randomized(PositionalEncoding):
     ) -> None:
         super().__init__(base.dims)
         self.base = base
-        self.pool = pool
+        self.supports_bidirectional = base.supports_bidirectional
+        self.pool = None if pool is None else require_count("pool", pool)
         self.both_sides = both_sides
         self.fixed_draw = draw
 
     def draw(self, length: int, generator: torch.Generator | None = None) -> "Randomized":
         """The same encoding (parameters shared) with positions for up to ``length`` tokens fixed."""
-        draw = self._new_draw(length, generator)
-        return Randomized(self.base, pool=self.pool, both_sides=self.both_sides, draw=draw)
+        return self.with_draw(self._new_draw(length, generator))
+
+    def with_draw(self, draw: Draw | None) -> "Randomized":
+        """The same encoding read through a given draw, for instance one that several layers share."""
+        drawn = Randomized(self.base, pool=self.pool, both_sides=self.both_sides, draw=draw)
+        drawn._precision = self._precision
+        return drawn.train(self.training)
 
     def _new_draw(self, length: int, generator: torch.Generator | None = None) -> Draw:
         return draw_positions(length, pool=self.pool_for(length), generator=generator, both_sides=self.both_sides)
@@ -46,7 +52,7 @@ class Randomized(PositionalEncoding):
 
     def settle(self, grid: Grid) -> tuple[PositionalEncoding, Grid]:
         if self.fixed_draw is not None:
-            self._check_covered(self.fixed_draw, grid.k_index)
+            self._check_covered(self.fixed_draw, torch.cat([grid.q_index.flatten(), grid.k_index.flatten()]))
             return self.base, grid.read_through(self.fixed_draw)
         if grid.offset != 0 or grid.q_index.shape != grid.k_index.shape:
             raise ValueError(NEEDS_A_DRAW)
@@ -70,7 +76,7 @@ class Randomized(PositionalEncoding):
         """B as it is read through the fixed draw."""
         if not isinstance(self.base, AdditiveBias | DapeWrapper):
             raise TypeError(f"{type(self.base).__name__} has no additive bias")
-        _, grid = self.settle(Grid(q_index=q_pos, k_index=k_pos, causal=causal))
+        _, grid = self.settle(Grid.at(q_pos, k_pos, causal=causal))
         bias = self.base.bias_on(grid) if isinstance(self.base, AdditiveBias) else self.base.base_bias(grid)
         if bias is None:
             raise TypeError("this DAPE is A + f(A): its base has no additive bias")

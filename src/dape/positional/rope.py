@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dape.positional.base import AttentionDims, PositionalEncoding, accumulation_dtype
+from dape.positional.base import AttentionDims, PositionalEncoding, accumulation_dtype, require_positive
 from dape.positional.grid import Grid
 
 
@@ -34,7 +34,7 @@ class Rope(PositionalEncoding):
         super().__init__(dims)
         if dims.head_dim % 2:
             raise ValueError(f"rotary positions turn pairs of channels; head_dim must be even, got {dims.head_dim}")
-        self.base = base
+        self.base = require_positive("base", base)
         self.interleaved = interleaved
 
     def rotate(
@@ -68,7 +68,7 @@ class PositionInterpolation(Rope):
         self, dims: AttentionDims, *, base: float = 10000.0, interleaved: bool = False, scale: float | None = None
     ) -> None:
         super().__init__(dims, base=base, interleaved=interleaved)
-        if scale is not None and not scale >= 1:
+        if scale is not None and require_positive("scale", scale) < 1:
             raise ValueError(f"scale is how many times longer inputs may be than in training: 1 or more, got {scale}")
         self.scale = scale
 

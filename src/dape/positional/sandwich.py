@@ -10,16 +10,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dape.positional.base import AttentionDims, RelativeBias, column
+from dape.positional.base import AttentionDims, RelativeBias, column, require_count, require_positive
 
 
 class Sandwich(RelativeBias):
     def __init__(self, dims: AttentionDims, *, width: int = 128, base: float = 10000.0) -> None:
         super().__init__(dims)
-        if width < 2 or width % 2:
-            raise ValueError(f"sandwich needs an even width of at least 2, got {width}")
+        if require_count("width", width) % 2:
+            raise ValueError(f"sandwich pairs sines with cosines: width must be even, got {width}")
         self.width = width
-        self.base = base
+        self.base = require_positive("base", base)
 
     def bias_at(self, lag: Int[Tensor, "*s"], *, causal: bool) -> Float[Tensor, "h *s"]:
         step = torch.arange(self.width // 2, device=lag.device, dtype=self.precision)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dape.positional.base import AttentionDims, PositionalEncoding, accumulation_dtype
+from dape.positional.base import AttentionDims, PositionalEncoding, accumulation_dtype, require_positive
 
 
 def sinusoid(
@@ -24,7 +24,7 @@ class Sinusoidal(PositionalEncoding):
         super().__init__(dims)
         if dims.model_dim % 2:
             raise ValueError(f"sinusoidal positions need an even model_dim, got {dims.model_dim}")
-        self.base = base
+        self.base = require_positive("base", base)
 
     def embed(self, x: Float[Tensor, "*b t m"], positions: Int[Tensor, "*#b t"]) -> Float[Tensor, "*b t m"]:
         dtype = accumulation_dtype(x.dtype)

@@ -12,7 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dape.positional.base import AttentionDims, RelativeBias, accurate
+from dape.positional.base import AttentionDims, RelativeBias, accurate, require_choice, require_count
+
+BiasScale = Literal["sqrt_d", "one"]
 
 
 def bucket_starts(buckets: int, max_distance: int) -> list[int]:
@@ -32,15 +34,16 @@ class T5(RelativeBias):
         *,
         num_buckets: int = 32,
         max_distance: int = 128,
-        bias_scale: Literal["sqrt_d", "one"] = "sqrt_d",
+        bias_scale: BiasScale = "sqrt_d",
     ) -> None:
         super().__init__(dims)
-        if num_buckets < 4 or num_buckets % 4:
+        if require_count("num_buckets", num_buckets) % 4:
             raise ValueError(f"num_buckets must be a multiple of 4 (two sides, near and far), got {num_buckets}")
-        if max_distance <= num_buckets // 2:
+        if require_count("max_distance", max_distance) <= num_buckets // 2:
             raise ValueError(f"max_distance must exceed num_buckets / 2 = {num_buckets // 2}, got {max_distance}")
         self.num_buckets = num_buckets
         self.max_distance = max_distance
+        require_choice("bias_scale", bias_scale, BiasScale)
         self.scale = math.sqrt(dims.head_dim) if bias_scale == "sqrt_d" else 1.0
         self.table = nn.Parameter(torch.empty(num_buckets, dims.num_heads))
         nn.init.xavier_normal_(self.table)

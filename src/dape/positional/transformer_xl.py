@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dape.positional.base import AttentionDims, PositionalEncoding, accurate
+from dape.positional.base import AttentionDims, PositionalEncoding, accurate, require_positive, share_heads
 from dape.positional.grid import Grid
 from dape.positional.sinusoidal import sinusoid
 
@@ -25,7 +25,7 @@ class TransformerXL(PositionalEncoding):
         width = dims.num_heads * dims.head_dim
         if width % 2:
             raise ValueError(f"transformer-xl needs an even num_heads * head_dim, got {width}")
-        self.base = base
+        self.base = require_positive("base", base)
         self.dm_compat = dm_compat
         self.u = nn.Parameter(torch.randn(dims.num_heads, dims.head_dim) * 0.02)
         self.v = nn.Parameter(torch.randn(dims.num_heads, dims.head_dim) * 0.02)
@@ -60,9 +60,3 @@ class TransformerXL(PositionalEncoding):
         weight = accurate(self.w_r.weight)
         s = sinusoid(position, weight.shape[1], base=self.base, dtype=weight.dtype)
         return (s @ weight.T).view(-1, self.dims.num_heads, self.dims.head_dim).transpose(0, 1)
-
-
-def share_heads(k: Float[Tensor, "*b g k d"], num_heads: int) -> Float[Tensor, "*b h k d"]:
-    """Key heads repeated for the query heads that share them."""
-    groups = num_heads // k.shape[-3]
-    return k if groups == 1 else k.repeat_interleave(groups, dim=-3)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dape.positional.base import AttentionDims
+from dape.positional.base import AttentionDims, require_positive
 from dape.positional.rope import PositionInterpolation, Spectrum
 
 
@@ -24,7 +24,8 @@ def yarn_ramp_bounds(
     def dim(rotations: float) -> float:
         return head_dim * math.log(train_length / (2 * math.pi * rotations)) / (2 * math.log(base))
 
-    return max(math.floor(dim(beta_fast)), 0), min(math.ceil(dim(beta_slow)), head_dim - 1)
+    low = max(math.floor(dim(beta_fast)), 0)
+    return low, max(min(math.ceil(dim(beta_slow)), head_dim - 1), low)
 
 
 class Yarn(PositionInterpolation):
@@ -39,6 +40,8 @@ class Yarn(PositionInterpolation):
         beta_slow: float = 1.0,
     ) -> None:
         super().__init__(dims, base=base, interleaved=interleaved, scale=scale)
+        for name, beta in (("beta_fast", beta_fast), ("beta_slow", beta_slow)):
+            require_positive(name, beta)
         self.low, self.high = yarn_ramp_bounds(dims.head_dim, dims.train_length, base, beta_fast, beta_slow)
 
     def stretched(self, s: Float[Tensor, "*b #t 1"]) -> Spectrum:

@@ -26,6 +26,7 @@ def tile_bytes(monkeypatch):
 
     def set_bytes(count: int) -> None:
         monkeypatch.setattr(tiling, "cache_share", lambda: count)
+        monkeypatch.setattr(tiling, "MIN_ROWS", 8)
         monkeypatch.setattr(row_blocks, "BLOCK_BYTES", count)
         monkeypatch.setattr(operator, "SMALL_CELLS", 0)
 

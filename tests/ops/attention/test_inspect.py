@@ -1,3 +1,4 @@
+# pyright: reportOperatorIssue=false
 """The intermediates are those of the operator, row by row."""
 
 import math

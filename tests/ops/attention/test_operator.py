@@ -44,7 +44,7 @@ DOCUMENTS = {"q_document": torch.arange(9) // 5, "k_document": torch.arange(9) /
         ("dape-fire", "auto", {}, ("blocked", "bias tiles"), "more than the lag"),
         ("cope", "auto", {}, ("reference", "whole matrix"), "no closed form"),
         ("cope", "blocked", {}, ("blocked", "row blocks"), "whole rows"),
-        ("transformer-xl", "auto", {}, ("reference", "whole matrix"), "few"),
+        ("transformer-xl", "auto", {}, ("reference", "whole matrix"), "small"),
         ("dape-v2-kerple", "blocked", {}, ("blocked", "row blocks"), "no closed form"),
         ("dape-kerple", "reference", {}, ("reference", "whole matrix"), "asked for"),
     ],
@@ -171,13 +171,13 @@ def test_not_an_encoding():
         dape.attention(*draw(), "kerple")
 
 
-def test_more_queries_than_keys_need_positions():
+@pytest.mark.parametrize("causal", [True, False])
+def test_more_queries_than_keys_need_positions(causal):
     q, k, v = draw(9, 4)
     with pytest.raises(ValueError, match="9 queries but only 4 keys"):
-        dape.attention(q, k, v, make("kerple"))
+        dape.attention(q, k, v, make("kerple"), causal=causal)
     positions = {"q_pos": torch.arange(9), "k_pos": torch.arange(4)}
-    assert dape.attention(q, k, v, make("kerple"), **positions).isfinite().all()
-    assert dape.attention(q, k, v, make("kerple"), causal=False).isfinite().all()
+    assert dape.attention(q, k, v, make("kerple"), causal=causal, **positions).isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["rope", "kerple", "dape-kerple", "dape-fire", "cope", "dape-v2-kerple"])
@@ -273,3 +273,48 @@ def test_gradients_keep_the_dtype_of_what_they_belong_to(name, impl):
     for x, exact in pairs:
         assert x.grad.dtype == x.dtype
         assert (x.grad - exact.grad).abs().max() < 0.01 * largest
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
+@pytest.mark.parametrize("name", ["kerple", "dape-kerple", "fire"])
+def test_forward_mode_is_refused_rather_than_zero(name):
+    q, k, v = draw()
+    pe = make(name)
+    with pytest.raises(NotImplementedError, match="impl='reference'"):
+        torch.func.jvp(lambda x: dape.attention(x, k, v, pe, impl="blocked"), (q,), (torch.ones_like(q),))
+    derivative = torch.func.jvp(lambda x: dape.attention(x, k, v, pe, impl="reference"), (q,), (torch.ones_like(q),))
+    assert (derivative[1] != 0).any()
+
+
+def test_an_override_in_a_subclass_is_not_bypassed():
+    """The closed form belongs to the class that wrote it; a subclass with hooks of its own gets these."""
+
+    class Striped(type(make("alibi"))):
+        def bias_on(self, grid):
+            return super().bias_on(grid) - 5.0 * (grid.k_pos % 2)
+
+    class Halved(dape.Dape):
+        def logits(self, scores, q, k, grid):
+            return super().logits(scores, q, k, grid) / 2
+
+    base = make("kerple")
+    for pe in (Striped(base.dims).double(), Halved(base.dims, base).double()):
+        inputs = [x.double() for x in draw()]
+        expected = dape.attention(*inputs, pe, impl="reference")
+        torch.testing.assert_close(dape.attention(*inputs, pe, impl="blocked"), expected)
+
+
+def test_equal_positions_of_all_items_count_as_one_run():
+    positions = torch.arange(9).expand(2, -1)
+    _, choice = dape.attention(*draw(), make("kerple"), q_pos=positions, k_pos=positions, explain=True)
+    assert choice.kernel == "lag tables"
+
+
+@pytest.mark.parametrize(("shape", "message"), [((9, 9, 4), "heads first"), ((9, 9), "heads first")])
+def test_a_bias_with_its_axes_elsewhere_is_refused(shape, message):
+    class Odd(dape.AdditiveBias):
+        def bias_on(self, grid):
+            return torch.zeros(shape, dtype=torch.float64)
+
+    with pytest.raises(ValueError, match=message):
+        dape.attention(*draw(), Odd(make("kerple").dims), impl="blocked")

@@ -93,16 +93,13 @@ def test_workers_take_part(three_workers, monkeypatch):
     assert len(names) > 1 and all(name.startswith("dape") for name in names)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="torch initialises a thread's number at first use, which undoes the 1 set before"
-)
 def test_workers_run_on_one_core_each(three_workers, monkeypatch):
     assert spied_tiles(monkeypatch, torch.get_num_threads) == {1}
 
 
 def test_results_come_in_the_order_of_the_shares(three_workers):
     shares = balanced_shares(list(range(10)), lambda job: 10 - job, 3)
-    assert run_shares(list, shares, device_type="cpu") == shares
+    assert run_shares(list, shares) == shares
 
 
 def test_errors_of_a_worker_reach_the_caller(three_workers, monkeypatch):
@@ -161,13 +158,13 @@ can_fork = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_method
 def test_workers_after_fork(three_workers):
     """A forked child has none of its parent's worker threads and needs its own."""
     shares = [[1], [2, 3], [4]]
-    assert run_shares(sum, shares, device_type="cpu") == [1, 5, 4]
+    assert run_shares(sum, shares) == [1, 5, 4]
 
     def child() -> None:
-        assert run_shares(sum, shares, device_type="cpu") == [1, 5, 4]
+        assert run_shares(sum, shares) == [1, 5, 4]
 
     in_a_forked_child(child)
-    assert run_shares(sum, shares, device_type="cpu") == [1, 5, 4]
+    assert run_shares(sum, shares) == [1, 5, 4]
 
 
 @can_fork

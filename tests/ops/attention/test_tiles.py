@@ -62,17 +62,17 @@ class LargestStorage(TorchDispatchMode):
 @pytest.mark.parametrize("causal", [False, True])
 @every_kernel
 def test_no_tensor_grows_with_the_square_of_the_length(name, causal, tile_bytes):
-    tile_bytes(16 << 10)
+    tile_bytes(8 << 10)
     if name == "cope" and not causal:
         return
     largest = {}
-    for length in (256, 512):
+    for length in (128, 256):
         pe, inputs = make(name, length)
         with LargestStorage() as seen:
             dape.attention(*inputs, pe, causal=causal, impl="blocked").sum().backward()
         largest[length] = seen.numbers
-    assert 0 < largest[512] <= 2.2 * largest[256]
-    assert largest[512] < 512 * 512
+    assert 0 < largest[256] <= 2.2 * largest[128]
+    assert largest[256] < HEADS * 256 * 256 / 2, "much less than one score matrix of all heads"
 
 
 @pytest.mark.slow

@@ -53,7 +53,9 @@ def test_tiles_cover_and_keep_to_their_budget(batch, queries, keys, offset, plan
 
 
 def test_causal_tiles_leave_out_keys_none_of_their_rows_sees():
-    tiles = plan_tiles(batch=1, queries=40, keys=50, offset=10, planes=1, itemsize=4, budget=4 * 50 * MIN_ROWS)
+    queries = 4 * MIN_ROWS + 8
+    budget = 4 * (queries + 10) * MIN_ROWS
+    tiles = plan_tiles(batch=1, queries=queries, keys=queries + 10, offset=10, planes=1, itemsize=4, budget=budget)
     assert len(tiles) > 3
     for tile in tiles:
         assert tile.keys == tile.i1 + 10
@@ -65,9 +67,9 @@ def test_small_items_share_a_tile():
 
 
 def test_default_budget_is_the_cache_share(monkeypatch):
-    plan = {"batch": 1, "queries": 64, "keys": 64, "offset": None, "planes": 1, "itemsize": 4}
-    monkeypatch.setattr(tiling, "cache_share", lambda: 4 * 64 * 16)
-    assert [t.rows for t in plan_tiles(**plan)] == [16, 16, 16, 16]
+    plan = {"batch": 1, "queries": 4 * MIN_ROWS, "keys": 64, "offset": None, "planes": 1, "itemsize": 4}
+    monkeypatch.setattr(tiling, "cache_share", lambda: 4 * 64 * MIN_ROWS)
+    assert [t.rows for t in plan_tiles(**plan)] == [MIN_ROWS] * 4
 
 
 def test_cache_share_is_a_sensible_number_of_bytes():

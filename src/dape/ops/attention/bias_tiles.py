@@ -5,13 +5,15 @@ takes the gradient of the tile's B to the encoding's parameters. Memory stays li
 """
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from dape.ops.attention.check import check_bias_shape
 from dape.ops.attention.tiles import LOG2_E, Call, TermSums, TileTerms, run_backward, run_forward
 from dape.ops.attention.tiling import Tile
 from dape.positional.base import ScoreForm
@@ -23,17 +25,16 @@ def bias_tile_attention(
 ) -> Float[Tensor, "b h q e"]:
     mix = form.mix
     weights = (None,) * 5 if mix is None else (mix.wa, mix.wb, mix.b1, mix.w2, mix.b2)
-    parameters = form.source.parameters if form.source is not None else ()
-    # B is a Python function called once per tile: torch.compile would unroll the loop for every length.
-    apply = cast(Callable[..., Tensor], torch.compiler.disable(_BiasTiles.apply))
-    return apply(form, grid, q, k, v, *weights, *parameters)
+    parameters = () if form.source is None else tuple(form.source.module.parameters())
+    return _apply(form, grid, q, k, v, *weights, *parameters)
 
 
 class _BiasTiles(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, form: ScoreForm, grid: Grid, q, k, v, wa, wb, b1, w2, b2, *parameters) -> Tensor:
         call = Call(q, k, v, wa, w2, causal_offset=grid.offset if grid.causal else None)
-        out, lse = run_forward(call, _BiasTerms(call, form, grid, wb, b1, b2, parameters), q.dtype)
+        source = None if form.source is None else form.source.module
+        out, lse = run_forward(call, _BiasTerms(call, form, grid, wb, b1, b2, source, ()), q.dtype)
         ctx.form, ctx.grid = form, grid
         ctx.save_for_backward(out, lse, q, k, v, wa, wb, b1, w2, b2, *parameters)
         return out
@@ -43,7 +44,8 @@ class _BiasTiles(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         out, lse, q, k, v, wa, wb, b1, w2, b2, *parameters = ctx.saved_tensors
         call = Call(q, k, v, wa, w2, causal_offset=ctx.grid.offset if ctx.grid.causal else None)
-        terms = _BiasTerms(call, ctx.form, ctx.grid, wb, b1, b2, parameters)
+        copy, leaves = _leaf_copy(ctx.form, parameters)
+        terms = _BiasTerms(call, ctx.form, ctx.grid, wb, b1, b2, copy, leaves)
         dq, sums = run_backward(call, terms, grad, out, lse)
         own = sums.terms
         assert isinstance(own, _BiasSums)
@@ -54,6 +56,23 @@ class _BiasTiles(torch.autograd.Function):
         return (None, None, *grads)
 
 
+# B is a Python function called once per tile: torch.compile would unroll the loop for every length.
+_apply = cast(Callable[..., Tensor], torch.compiler.disable(_BiasTiles.apply))
+
+
+def _leaf_copy(form: ScoreForm, saved: Sequence[Tensor]) -> tuple[nn.Module | None, list[Tensor]]:
+    """The module B comes from, with the parameters it had in the forward pass as fresh leaves.
+
+    Differentiating the module itself would run the users' gradient hooks once per tile, and would see other values if
+    the parameters were swapped in between (``torch.func.functional_call``).
+    """
+    if form.source is None:
+        return None, []
+    leaves = [p.detach().requires_grad_(p.requires_grad) for p in saved]
+    stand_ins = {id(live): leaf for live, leaf in zip(form.source.module.parameters(), leaves, strict=True)}
+    return deepcopy(form.source.module, stand_ins), leaves
+
+
 @dataclass
 class _BiasTerms:
     call: Call
@@ -62,6 +81,7 @@ class _BiasTerms:
     wb: Float[Tensor, "D h"] | None
     b1: Float[Tensor, " D"] | None
     b2: Float[Tensor, " h"] | None
+    module: nn.Module | None
     parameters: Sequence[Tensor]
 
     def on(self, tile: Tile, *, backward: bool = False) -> TileTerms:
@@ -69,7 +89,8 @@ class _BiasTerms:
         bias = None
         if self.form.source is not None:
             with torch.set_grad_enabled(backward):
-                bias = self.form.source.on(grid).to(self.call.dtype)
+                bias = self.form.source.on(self.module, grid).to(self.call.dtype)
+            check_bias_shape(bias, (self.call.heads, tile.rows, tile.keys))
         return TileTerms(static=self._static(bias, grid), pre=self._pre(bias), bias=bias)
 
     def _part(self, tile: Tile) -> Grid:

@@ -1,15 +1,20 @@
 """Refuse calls that cannot mean anything, in words that say what to do."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from dape.positional.base import PositionalEncoding, accumulation_dtype
-from dape.positional.grid import Grid
+from dape.positional.grid import Grid, require_integers
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4:
         raise ValueError(f"q, k and v must be [batch, heads, tokens, width], got {shapes}")
@@ -44,9 +49,30 @@ def _check_encoding(q: Tensor, pe: PositionalEncoding) -> None:
             raise ValueError(f"q is on {q.device}, the encoding's {name} on {parameter.device}: move one with .to(...)")
 
 
+def check_bias_shape(bias: Tensor, expected: tuple[int, ...]) -> None:
+    """An encoding of one's own may have its axes in another order; say so before a kernel reads beyond them."""
+    if tuple(bias.shape[-len(expected) :]) != expected:
+        raise ValueError(
+            f"the encoding's bias has shape {list(bias.shape)}, but must end in {list(expected)}: "
+            "heads first, then lags (bias_at) or query rows and keys (bias_on)"
+        )
+
+
 def check_causal(pe: PositionalEncoding, causal: bool) -> None:
     if not causal and not pe.supports_bidirectional:
         raise ValueError(f"{type(pe).__name__} is defined for causal attention only; call attention with causal=True")
+
+
+def check_no_tangents(*tensors: Tensor) -> None:
+    """Forward-mode differentiation would silently find zero in our own operators."""
+    if not torch.compiler.is_compiling() and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError("impl='blocked' has no forward-mode derivative; use impl='reference'")
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def check_outcome(out: Tensor, pe: PositionalEncoding) -> None:
@@ -86,7 +112,7 @@ def make_grid(
         if ids is not None:
             _check_integers(name, ids, q, length)
     if q_pos is None or k_pos is None:
-        if causal and queries > keys:
+        if queries > keys:
             raise ValueError(
                 f"{queries} queries but only {keys} keys: without q_pos and k_pos the queries are the last keys. "
                 "Pass both to say where the queries stand"
@@ -95,8 +121,19 @@ def make_grid(
     else:
         _check_integers("q_pos", q_pos, q, queries)
         _check_integers("k_pos", k_pos, q, keys)
-        grid = Grid(q_index=q_pos, k_index=k_pos, causal=causal, offset=_known_offset(q_pos, k_pos))
+        q_pos, k_pos = _once_if_all_equal(q_pos), _once_if_all_equal(k_pos)
+        grid = replace(Grid.at(q_pos, k_pos, causal=causal), offset=_known_offset(q_pos, k_pos))
+    if q_document is not None and k_document is not None and q_document.dim() != k_document.dim():
+        q_document, k_document = (ids.expand(q.shape[0], -1) for ids in (q_document, k_document))
     return replace(grid, key_padding_mask=key_padding_mask, q_document=q_document, k_document=k_document)
+
+
+def _once_if_all_equal(positions: Tensor) -> Tensor:
+    """Positions repeated for every batch item, as Hugging Face models pass them, given once: this allows the tables
+    over lags. Not while compiling: it reads values."""
+    if positions.dim() == 1 or torch.compiler.is_compiling() or not positions.numel():
+        return positions
+    return positions[0] if bool((positions == positions[:1]).all()) else positions
 
 
 def _known_offset(q_pos: Tensor, k_pos: Tensor) -> int | None:
@@ -109,8 +146,7 @@ def _known_offset(q_pos: Tensor, k_pos: Tensor) -> int | None:
 
 
 def _check_integers(name: str, values: Tensor, q: Tensor, length: int) -> None:
-    if values.is_floating_point() or values.dtype == torch.bool:
-        raise TypeError(f"{name} must hold integers, got {values.dtype}")
+    require_integers(name, values)
     if values.shape not in ((length,), (q.shape[0], length)):
         raise ValueError(f"{name} must be [{length}] or [{q.shape[0]}, {length}], got {list(values.shape)}")
     if values.device != q.device:
@@ -120,6 +156,8 @@ def _check_integers(name: str, values: Tensor, q: Tensor, length: int) -> None:
 def _check_mask(mask: Tensor | None, q: Tensor, keys: int) -> None:
     if mask is None:
         return
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"key_padding_mask must be a boolean tensor with True for padding, got {type(mask).__name__}")
     if mask.dtype != torch.bool:
         raise TypeError(f"key_padding_mask must be boolean with True for padding, got {mask.dtype}")
     if mask.shape != (q.shape[0], keys):

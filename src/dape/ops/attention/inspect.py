@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dape.ops.attention.check import check_causal, check_tensors, make_grid
+from dape.ops.attention.check import check_causal, check_tensors, make_grid, without_autocast
 from dape.ops.attention.reference import masked_softmax, scaled_scores
 from dape.positional.base import AdditiveBias, PositionalEncoding
 from dape.positional.dape import DapeWrapper
@@ -34,22 +34,34 @@ def intermediates(
     k: Float[Tensor, "b g k d"],
     pe: PositionalEncoding,
     *,
-    rows: Sequence[int] | slice | None = None,
+    rows: int | Sequence[int] | slice | None = None,
     causal: bool = True,
     q_pos: Int[Tensor, "*b q"] | None = None,
     k_pos: Int[Tensor, "*b k"] | None = None,
     key_padding_mask: Bool[Tensor, "b k"] | None = None,
+    q_document: Int[Tensor, "*b q"] | None = None,
+    k_document: Int[Tensor, "*b k"] | None = None,
 ) -> Intermediates:
     """Scores, bias, f, logits and weights of the given query rows (negative ones count from the end; default: all).
 
-    The same hooks as in :func:`dape.attention` run on the same positions, so ``weights @ v`` is its output.
+    The same hooks as in :func:`dape.attention` run on the same positions, so ``weights @ v`` (with v repeated for
+    grouped heads) is its output.
     """
     check_tensors(q, k, k, pe)
-    grid = make_grid(q, k, causal=causal, q_pos=q_pos, k_pos=k_pos, key_padding_mask=key_padding_mask)
+    grid = make_grid(
+        q,
+        k,
+        causal=causal,
+        q_pos=q_pos,
+        k_pos=k_pos,
+        key_padding_mask=key_padding_mask,
+        q_document=q_document,
+        k_document=k_document,
+    )
     index = _row_index(rows, q.shape[2], q.device)
     pe, grid = pe.settle(grid)
     check_causal(pe, causal)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         q, k = pe.rotate(q, k, grid)
         q, grid = q[:, :, index], grid.rows(index)
         scores = scaled_scores(q, k)
@@ -63,13 +75,16 @@ def intermediates(
     return Intermediates(rows=index, scores=scores, bias=bias, f=f, logits=logits, weights=weights, visible=visible)
 
 
-def _row_index(rows: Sequence[int] | slice | None, queries: int, device: torch.device) -> Int[Tensor, " r"]:
+def _row_index(rows: int | Sequence[int] | slice | None, queries: int, device: torch.device) -> Int[Tensor, " r"]:
     everything = torch.arange(queries, device=device)
     if rows is None:
         return everything
     if isinstance(rows, slice):
         return everything[rows]
+    if isinstance(rows, int):
+        rows = [rows]
+    rows = [int(r) for r in rows]
     outside = [r for r in rows if not -queries <= r < queries]
     if outside:
         raise ValueError(f"rows {outside} do not exist: there are {queries} query rows")
-    return everything[list(rows)]
+    return everything[rows]

@@ -8,11 +8,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dape.ops.attention.bias_tiles import bias_tile_attention
-from dape.ops.attention.check import check_causal, check_outcome, check_tensors, make_grid
+from dape.ops.attention.check import (
+    check_bias_shape,
+    check_causal,
+    check_no_tangents,
+    check_outcome,
+    check_tensors,
+    make_grid,
+    without_autocast,
+)
 from dape.ops.attention.lag_tables import lag_attention
-from dape.ops.attention.reference import nothing_to_see, reference_attention, share_heads
+from dape.ops.attention.reference import nothing_to_see, reference_attention
 from dape.ops.attention.row_blocks import row_block_attention
-from dape.positional.base import PositionalEncoding, ScoreForm
+from dape.positional.base import PositionalEncoding, ScoreForm, share_heads
 from dape.positional.grid import Grid
 
 Impl = Literal["auto", "reference", "blocked", "sdpa"]
@@ -89,7 +97,7 @@ def attention(
     them, positions that start anew would let later documents be seen. Rows that see nothing return zeros.
 
     ``g`` key/value heads may be fewer than ``h`` query heads (grouped-query attention). Half-precision inputs are
-    computed in float32 and returned in their own dtype.
+    computed in float32 and returned in their own dtype (rotated q and k are rounded to it on the way).
 
     ``impl``: ``reference`` (the definition, memory quadratic), ``blocked`` (exact, memory linear in the length),
     ``sdpa`` (PyTorch's fused attention, where the logits are plain scores), or ``auto``. With ``explain=True`` the
@@ -111,9 +119,11 @@ def attention(
     pe, grid = pe.settle(grid)
     check_causal(pe, causal)
     # Autocast would move scores, f and softmax to half precision behind our back.
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         form = pe.score_form()
         choice = choose(q, k, grid, form, impl)
+        if choice.impl == "blocked":
+            check_no_tangents(q, k, v, *pe.parameters())
         q, k = pe.rotate(q, k, grid)
         out = _run(choice, q, k, v, pe, grid, form)
     check_outcome(out, pe)
@@ -139,7 +149,7 @@ def choose(q: Tensor, k: Tensor, grid: Grid, form: ScoreForm | None, impl: Impl)
         return Choice("sdpa", "torch sdpa", "logits are plain scores, for which PyTorch's fused attention is exact")
     cells = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if form is None and cells <= SMALL_CELLS:
-        return Choice("reference", "whole matrix", f"logits have no closed form, and {cells} cells are few")
+        return Choice("reference", "whole matrix", "logits have no closed form, and the matrix is small")
     return _choose_blocked(grid, form)
 
 
@@ -147,7 +157,7 @@ def _choose_blocked(grid: Grid, form: ScoreForm | None) -> Choice:
     if form is None:
         return Choice("blocked", "row blocks", "logits have no closed form: whole rows at a time")
     if grid.offset is None or grid.q_document is not None:
-        return Choice("blocked", "bias tiles", "positions are not one consecutive run: B is evaluated on each tile")
+        return Choice("blocked", "bias tiles", "several documents, or positions that are not one consecutive run")
     if form.source is not None and form.source.at is None:
         return Choice("blocked", "bias tiles", "B depends on more than the lag: it is evaluated on each tile")
     return Choice("blocked", "lag tables", "B depends on the lag alone: one table serves all rows")
@@ -181,6 +191,7 @@ def _by_lag_tables(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm, grid: Grid)
     bias = None
     if form.source is not None and form.source.at is not None:
         bias = form.source.at(grid.read_lag(lags), causal=grid.causal)
+        check_bias_shape(bias, (q.shape[1], len(lags)))
     static, mix = bias, form.mix
     wa = pre = w2 = None
     if mix is not None:
@@ -207,7 +218,10 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
     square = q.shape[2] == k.shape[2] and grid.offset == 0
     decoding = q.shape[2] == 1 and grid.offset == k.shape[2] - 1
     if grid.key_padding_mask is None and (square or decoding or not grid.causal):
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=grid.causal and square)
+        # Two literal flags: a symbolic one would break a compiled graph.
+        if grid.causal and not decoding:
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
     visible = grid.visible()
     assert visible is not None
     visible = visible.unsqueeze(-3)

@@ -14,19 +14,22 @@ from typing import TypeVar
 
 import torch
 
+from dape.ops.attention.check import without_autocast
+
+CPU = torch.device("cpu")
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
 def run_shares(
-    work: Callable[[Sequence[Job]], Result], shares: Sequence[Sequence[Job]], *, device_type: str = "cpu"
+    work: Callable[[Sequence[Job]], Result], shares: Sequence[Sequence[Job]], *, device: torch.device = CPU
 ) -> list[Result]:
     """``work`` on every share, each on its own single-threaded worker, results in order."""
     inference = torch.is_inference_mode_enabled()
 
     def task(share: Sequence[Job]) -> Result:
         # Modes belong to a thread. Inference mode is the caller's; autocast would round what must stay accurate.
-        with torch.inference_mode(inference), torch.no_grad(), torch.autocast(device_type, enabled=False):
+        with torch.inference_mode(inference), torch.no_grad(), without_autocast(device):
             return work(share)
 
     if len(shares) == 1:
@@ -52,6 +55,8 @@ def _pool(workers: int) -> ThreadPoolExecutor:
     started = threading.Barrier(workers + 1)
 
     def become_single_threaded() -> None:
+        # Torch sets up a thread's count when the thread first asks for it; ask now, or that would undo the next line.
+        torch.get_num_threads()
         torch.set_num_threads(1)
         started.wait()
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dape.positional.base import PositionalEncoding, accumulation_dtype
+from dape.positional.base import PositionalEncoding, accumulation_dtype, share_heads
 from dape.positional.grid import Grid
 
 
@@ -44,9 +44,3 @@ def nothing_to_see(q: Float[Tensor, "b h q d"], v: Float[Tensor, "b g k e"]) -> 
     """Zeros, the output of rows without keys, that still belong to the graph of q (with zero gradients)."""
     everywhere = torch.ones((), dtype=torch.bool, device=q.device)
     return q[..., :1].masked_fill(everywhere, 0.0).expand(*q.shape[:-1], v.shape[-1])
-
-
-def share_heads(x: Float[Tensor, "b g k d"], num_heads: int) -> Float[Tensor, "b h k d"]:
-    """Key or value heads repeated for the query heads that share them."""
-    groups = num_heads // x.shape[1]
-    return x if groups == 1 else x.repeat_interleave(groups, dim=1)

@@ -30,7 +30,7 @@ def row_block_attention(
         queries=q.shape[2],
         keys=k.shape[2],
         offset=grid.offset if cut_keys else None,
-        planes=q.shape[0] * q.shape[1],
+        planes=max(1, q.shape[0]) * q.shape[1],
         itemsize=accumulation_dtype(q.dtype).itemsize,
         budget=BLOCK_BYTES,
     )
@@ -44,7 +44,7 @@ def row_block_attention(
         part = grid.rows(rows).first_keys(keys) if cut_keys else grid.rows(rows)
         args = (q[:, :, rows], k[:, :, :keys], v[:, :, :keys], pe, part)
         if recompute:
-            outputs.append(checkpoint(reference_attention, *args, use_reentrant=False, preserve_rng_state=False))
+            outputs.append(checkpoint(reference_attention, *args, use_reentrant=False))
         else:
             outputs.append(reference_attention(*args))
     return torch.cat(outputs, dim=2)

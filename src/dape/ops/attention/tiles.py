@@ -154,7 +154,7 @@ def run_forward(
             else:
                 _forward_tile(call, tile, terms.on(tile), scratch, out, lse)
 
-    run_shares(work, call.shares(), device_type=device.type)
+    run_shares(work, call.shares(), device=device)
     return out, lse
 
 
@@ -205,9 +205,7 @@ def run_backward(
                 _backward_tile(call, tile, terms.on(tile, backward=True), scratch, sums, grad, delta, lse, dq)
         return sums
 
-    first, *others = run_shares(work, call.shares(backward=True), device_type=dq.device.type) or [
-        Gradients(call, terms)
-    ]
+    first, *others = run_shares(work, call.shares(backward=True), device=dq.device) or [Gradients(call, terms)]
     for other in others:
         first.add_(other)
     return dq, first

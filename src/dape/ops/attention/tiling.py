@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MIN_ROWS = 8
-"""Fewer rows make the matrix products inefficient; better to overflow the cache a little."""
+MIN_ROWS = 32
+"""Fewer rows make the matrix products inefficient; better to overflow the cache (measured in docs/lab-notes.md)."""
 DEFAULT_CACHE = 32 << 20
 
 

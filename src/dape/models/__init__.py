@@ -1,0 +1,1 @@
+"""Transformers built on the catalogue of encodings and the attention operator."""

@@ -1,0 +1,48 @@
+"""Keys and values of earlier tokens, so that decoding a token costs one row of attention."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class LayerCache:
+    """One layer's keys (not rotated: position interpolation may change as the text grows) and values."""
+
+    def __init__(self) -> None:
+        self._k: Tensor | None = None
+        self._v: Tensor | None = None
+        self.length = 0
+
+    def append(
+        self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"]
+    ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"]]:
+        """Store new keys and values and return all so far. Room is doubled when it runs out: linear cost in total."""
+        end = self.length + k.shape[2]
+        if self._k is None or self._v is None or end > self._k.shape[2]:
+            self._k, self._v = (self._grown(old, new, end) for old, new in ((self._k, k), (self._v, v)))
+        self._k[:, :, self.length : end] = k
+        self._v[:, :, self.length : end] = v
+        self.length = end
+        return self._k[:, :, :end], self._v[:, :, :end]
+
+    def _grown(self, old: Tensor | None, new: Tensor, needed: int) -> Tensor:
+        room = max(needed, 2 * self.length, 64)
+        grown = new.new_empty(*new.shape[:2], room, new.shape[3])
+        if old is not None:
+            grown[:, :, : self.length] = old[:, :, : self.length]
+        return grown
+
+
+class Cache:
+    """One :class:`LayerCache` per layer."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = [LayerCache() for _ in range(layers)]
+
+    @property
+    def length(self) -> int:
+        return self.layers[0].length if self.layers else 0
+
+    def positions(self, tokens: int, device: torch.device) -> Tensor:
+        """Where the next tokens stand."""
+        return torch.arange(self.length, self.length + tokens, device=device)

@@ -1,0 +1,132 @@
+"""The paper's language model: a pre-norm GPT decoder with any positional encoding of the catalogue.
+
+x + attention(norm1 x), x + feed_forward(norm2 x), final norm, output head not tied to the embeddings; exact GELU,
+feed-forward 4 widths wide, biases everywhere except in the head, no dropout.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dape.models.cache import Cache, LayerCache
+from dape.models.init import small_init_, wang_init_
+from dape.models.layers import FeedForward, SelfAttention
+from dape.positional.base import PositionalEncoding
+from dape.positional.build import build
+from dape.positional.catalogue import shared_by_layers
+from dape.positional.randomized import Randomized
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    layers: int = 4
+    width: int = 128
+    heads: int = 8
+    vocabulary: int = 257
+    """Number of token ids; 256 bytes and the end-of-document mark for the byte tokenizer."""
+    encoding: str = "dape-kerple"
+    """Positional encoding, a name from `dape list`."""
+    encoding_options: dict[str, Any] = field(default_factory=dict)
+    """Options of the encoding, for instance hidden: 16."""
+    train_length: int = 64
+    """Tokens per training sequence."""
+    share_encoding: bool | None = None
+    """One set of encoding parameters for all layers; by default as the authors do (T5's table is shared)."""
+    checkpoint_activations: bool = False
+    """Recompute each block in the backward pass: less memory, about a third more time."""
+
+
+class Block(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.width)
+        self.attention = SelfAttention(config.width, config.heads)
+        self.norm2 = nn.LayerNorm(config.width)
+        self.feed_forward = FeedForward(config.width, 4 * config.width, nn.GELU())
+
+    def forward(self, x: Tensor, pe: PositionalEncoding, cache: LayerCache | None = None) -> Tensor:
+        x = x + self.attention(self.norm1(x), pe, cache)
+        return x + self.feed_forward(self.norm2(x))
+
+
+class DecoderLM(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.encodings = nn.ModuleList(
+            self._new_encoding() for _ in range(1 if self.shares_encoding else config.layers)
+        )
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        self._init_weights()
+
+    @property
+    def shares_encoding(self) -> bool:
+        share = self.config.share_encoding
+        return shared_by_layers(self.config.encoding) if share is None else share
+
+    def _new_encoding(self) -> PositionalEncoding:
+        config = self.config
+        return build(
+            config.encoding,
+            num_heads=config.heads,
+            head_dim=config.width // config.heads,
+            model_dim=config.width,
+            train_length=config.train_length,
+            **config.encoding_options,
+        )
+
+    def _init_weights(self) -> None:
+        width, layers = self.config.width, self.config.layers
+        for layer in (self.embedding, self.head):
+            small_init_(layer, width)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            small_init_(block.attention.qkv, width)
+            small_init_(block.feed_forward.up, width)
+            wang_init_(block.attention.out, width, layers)
+            wang_init_(block.feed_forward.down, width, layers)
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "b t"],
+        *,
+        cache: Cache | None = None,
+        encodings: list[PositionalEncoding] | None = None,
+    ) -> Float[Tensor, "b t m"]:
+        """Final hidden states; apart from the head, so that evaluation projects only the tokens it scores."""
+        encodings = self.drawn_encodings(tokens.shape[1]) if encodings is None else encodings
+        positions = (cache or Cache(0)).positions(tokens.shape[1], tokens.device)
+        x = encodings[0].embed(self.embedding(tokens), positions)
+        for index, block in enumerate(self.blocks):
+            args = (x, encodings[index % len(encodings)], cache.layers[index] if cache else None)
+            if self.config.checkpoint_activations and self.training:
+                x = checkpoint(block, *args, use_reentrant=False)
+                assert isinstance(x, Tensor)
+            else:
+                x = block(*args)
+        return self.norm(x)
+
+    def forward(self, tokens: Int[Tensor, "b t"], **kwargs: Any) -> Float[Tensor, "b t v"]:
+        return self.head(self.hidden(tokens, **kwargs))
+
+    def drawn_encodings(self, length: int, generator: torch.Generator | None = None) -> list[PositionalEncoding]:
+        """The encodings of all layers; randomised ones share one draw of positions per forward pass."""
+        encodings = [pe for pe in self.encodings if isinstance(pe, PositionalEncoding)]
+        first = encodings[0]
+        if not isinstance(first, Randomized):
+            return encodings
+        draw = first.draw(length, generator).fixed_draw
+        return [pe.with_draw(draw) for pe in encodings if isinstance(pe, Randomized)]
+
+    def project_(self) -> None:
+        """Put constrained parameters of the encodings back into range; call after every optimizer step."""
+        for pe in self.encodings:
+            assert isinstance(pe, PositionalEncoding)
+            pe.project_()
