@@ -126,6 +126,12 @@ class PositionalEncoding(nn.Module, ABC):
         """
         return scores
 
+    def terms(
+        self, scores: Float[Tensor, "*b h q k"], grid: Grid
+    ) -> tuple[Float[Tensor, "*b h q k"] | None, Float[Tensor, "*b h q k"] | None]:
+        """B and f(A, B) as they enter the logits, None for what the encoding does not have: for looking at them."""
+        return None, None
+
     def score_form(self) -> ScoreForm | None:
         """The closed form of ``logits``, or None if it has none."""
         return ScoreForm() if type(self).logits is PositionalEncoding.logits else None
@@ -173,6 +179,11 @@ class AdditiveBias(PositionalEncoding):
         grid: Grid,
     ) -> Float[Tensor, "*b h q k"]:
         return scores + self.bias_on(grid)
+
+    def terms(
+        self, scores: Float[Tensor, "*b h q k"], grid: Grid
+    ) -> tuple[Float[Tensor, "*b h q k"] | None, Float[Tensor, "*b h q k"] | None]:
+        return self.bias_on(grid), None
 
     def source(self) -> BiasSource:
         return BiasSource(module=self, on=type(self).bias_on)

@@ -12,6 +12,7 @@ a base without bias (nope, rope, pi, yarn):   logits = A + f(A)
 f sees scaled, unmasked scores; it acts on one (i, j) at a time, so masking afterwards is exact.
 """
 
+from abc import abstractmethod
 from typing import Literal
 
 import torch
@@ -96,9 +97,14 @@ class DapeWrapper(PositionalEncoding):
     ) -> tuple[Float[Tensor, "*b h q d"], Float[Tensor, "*b g k d"]]:
         return self.base.rotate(q, k, grid)
 
+    @abstractmethod
     def mixed(self, scores: Float[Tensor, "*b h q k"], grid: Grid) -> Float[Tensor, "*b h q k"]:
         """The output of f alone."""
-        raise NotImplementedError
+
+    def terms(
+        self, scores: Float[Tensor, "*b h q k"], grid: Grid
+    ) -> tuple[Float[Tensor, "*b h q k"] | None, Float[Tensor, "*b h q k"] | None]:
+        return self.base_bias(grid), self.mixed(scores, grid)
 
 
 class Dape(DapeWrapper):

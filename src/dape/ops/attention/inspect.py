@@ -9,8 +9,7 @@ from torch import Tensor
 
 from dape.ops.attention.check import check_causal, check_tensors, make_grid, without_autocast
 from dape.ops.attention.reference import masked_softmax, scaled_scores
-from dape.positional.base import AdditiveBias, PositionalEncoding
-from dape.positional.dape import DapeWrapper
+from dape.positional.base import PositionalEncoding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +65,7 @@ def intermediates(
         q, grid = q[:, :, index], grid.rows(index)
         scores = scaled_scores(q, k)
         logits = pe.logits(scores, q, k, grid)
-        if isinstance(pe, DapeWrapper):
-            bias, f = pe.base_bias(grid), pe.mixed(scores, grid)
-        else:
-            bias, f = (pe.bias_on(grid) if isinstance(pe, AdditiveBias) else None), None
+        bias, f = pe.terms(scores, grid)
         visible = grid.visible()
         weights = masked_softmax(logits, visible)
     return Intermediates(rows=index, scores=scores, bias=bias, f=f, logits=logits, weights=weights, visible=visible)
