@@ -20,15 +20,6 @@ from dape.errors import UsageError
 TINY = {"lengths": (9,), "heads": 2, "head_dim": 4, "hidden": 8, "repeats": 2, "memory": False}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small operations on several threads mostly wait for each other, the more so on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def report_of(tmp_path: Path, **options) -> dict:
     """The JSON that a tiny benchmark writes."""
     path = tmp_path / "bench.json"

@@ -7,13 +7,8 @@ import dape
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_a_seed():
-    """Tensors here are tiny: on a busy machine a second thread is mostly waited for."""
+def _seeded():
     torch.manual_seed(0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -32,15 +32,6 @@ IMPLS = ["reference", "blocked"]
 every_name = pytest.mark.parametrize("name", NAMES)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tensors this small only lose by waiting for a second core, seconds if it is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def entry_of(name: str) -> dape.Entry:
     return encodings()[name.removeprefix(RANDOMIZED)]
 

@@ -6,15 +6,6 @@ import torch
 from dape.ops.attention import operator, row_blocks, tiling
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tensors this small only lose by waiting for a second core, seconds if it is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def three_workers(one_thread):
     torch.set_num_threads(3)
