@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dape.ops.attention import operator, row_blocks, tiling
+from dape.ops.attention import operator, row_blocks, tiles, tiling
 
 
 @pytest.fixture
@@ -18,6 +18,7 @@ def tile_bytes(monkeypatch):
     def set_bytes(count: int) -> None:
         monkeypatch.setattr(tiling, "cache_share", lambda: count)
         monkeypatch.setattr(tiling, "MIN_ROWS", 8)
+        monkeypatch.setattr(tiles, "STRIP_BYTES", count // 4)
         monkeypatch.setattr(row_blocks, "BLOCK_BYTES", count)
         monkeypatch.setattr(operator, "SMALL_CELLS", 0)
 

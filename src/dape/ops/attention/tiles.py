@@ -24,6 +24,8 @@ from dape.ops.attention.tiling import Tile, plan_tiles
 from dape.positional.base import LEAKY_SLOPE, accumulation_dtype
 
 LOG2_E = math.log2(math.e)
+STRIP_BYTES = 1 << 20
+"""Hidden units made at a time in the forward pass: about a core's own cache (measured in docs/lab-notes.md)."""
 MAX_BACKWARD_WORKERS = 16
 """Each worker of the backward pass sums its own gradients of k and v; more would cost more memory than they save."""
 _leaky_backward = torch.ops.aten.leaky_relu_backward.grad_input
@@ -145,6 +147,26 @@ class Call:
             _add_mixed_heads(scores.view(cells), self.mixer.w2, hidden, into.view(cells))
         return into if terms.static is None else into.add_(terms.static)
 
+    def logits_in_place(self, scores: Tensor, terms: TileTerms, tile: Tile, scratch: "_Scratch") -> Tensor:
+        """As ``logits``, overwriting the scores. The hidden units of a single item are made a few rows at a time, so
+        that they never leave the core's own cache."""
+        if self.mixer is None or terms.pre is None or tile.items > 1:
+            hidden = self.hidden_units(scores, terms, tile, scratch.hidden(tile))
+            return self.logits(scores, hidden, terms, tile, into=scores)
+        flat = scores.view(self.heads, -1)
+        pre = terms.pre[0] if terms.pre.dim() == 4 else terms.pre
+        step = max(1, STRIP_BYTES // (self.hidden * tile.keys * self.dtype.itemsize))
+        for first in range(0, tile.rows, step):
+            rows = min(step, tile.rows - first)
+            strip = flat[:, first * tile.keys : (first + rows) * tile.keys]
+            hidden = scratch.strip(rows * tile.keys)
+            torch.mm(self.mixer.wa, strip, out=hidden)
+            part = pre if pre.shape[1] == 1 else pre[:, first : first + rows]
+            hidden.view(self.hidden, rows, tile.keys).add_(part)
+            torch.nn.functional.leaky_relu_(hidden, LEAKY_SLOPE)
+            torch.addmm(strip, self.mixer.w2, hidden, beta=LOG2_E, alpha=LOG2_E, out=strip)
+        return scores if terms.static is None else scores.add_(terms.static)
+
     def times_values(self, weights: Tensor, tile: Tile) -> Float[Tensor, "i h r e"]:
         flat = weights.view(tile.items * self.kv_heads, -1, tile.keys)
         return torch.bmm(flat, self.keys_of(self.v, tile)).view(tile.items, self.heads, tile.rows, -1)
@@ -173,8 +195,7 @@ def run_forward(
 
 def _forward_tile(call: Call, tile: Tile, terms: TileTerms, scratch: "_Scratch", out: Tensor, lse: Tensor) -> None:
     scores = call.scores(tile, scratch.heads(tile))
-    hidden = call.hidden_units(scores, terms, tile, scratch.hidden(tile))
-    logits = call.logits(scores, hidden, terms, tile, into=scores)
+    logits = call.logits_in_place(scores, terms, tile, scratch)
     top = logits.amax(-1, keepdim=True).clamp_(min=torch.finfo(call.dtype).min)
     weights = logits.sub_(top).exp2_()
     # A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
@@ -289,6 +310,9 @@ class _Scratch:
     def heads(self, tile: Tile, which: int = 0) -> Float[Tensor, "i h r k"]:
         size = self._heads * tile.cells
         return self._head_planes[which][:size].view(tile.items, self._heads, tile.rows, tile.keys)
+
+    def strip(self, cells: int) -> Float[Tensor, "D c"]:
+        return self._hidden_planes[0][: self._units * cells].view(self._units, cells)
 
     def hidden(self, tile: Tile, which: int = 0) -> Float[Tensor, "i D c"]:
         size = self._units * tile.cells
