@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dape.bench.memory import GB, available_bytes
 from dape.bench.progress import Progress
-from dape.bench.records import Pass, Row, check_writable, machine, make_table, write_json
+from dape.bench.records import Pass, Row, machine, make_table, write_json
 from dape.errors import UsageError
+from dape.files import check_writable_file
 from dape.positional.catalogue import DAPE, RANDOMIZED, find
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def check(config: AttentionBench) -> None:
     except ValueError as error:
         raise UsageError(f"--encoding: {error}") from error
     if config.json is not None:
-        check_writable(config.json)
+        check_writable_file(config.json, "--json")
 
 
 def _check_choices(name: str, given: Sequence[str], choices: Sequence[str]) -> None:

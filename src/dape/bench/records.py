@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dape.errors import UsageError
+from dape.files import write_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -75,38 +75,8 @@ def _commit() -> str | None:
 # As a file -----------------------------------------------------------------------------------------------------------
 
 
-def check_writable(path: Path) -> None:
-    """Complain now rather than after minutes of work."""
-    target = path.resolve()
-    if target.exists() and not target.is_file():
-        raise UsageError(f"--json {path}: is not a regular file")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise UsageError(f"--json {path}: may not be written")
-    if not target.parent.is_dir():
-        raise UsageError(f"--json {path}: the folder {target.parent} does not exist; create it first")
-    trial = _temporary(target)
-    try:
-        trial.touch()
-        trial.unlink()
-    except OSError as error:
-        raise UsageError(f"--json {path}: cannot create files in {target.parent} ({error.strerror})") from error
-
-
 def write_json(path: Path, config: dict[str, Any], rows: Iterable[Row]) -> None:
-    """Write all or nothing: a reader never sees half a file, a failure leaves the old one."""
-    target = path.resolve()
-    temporary = _temporary(target)
-    try:
-        text = json.dumps({"config": config, "rows": [row.as_json() for row in rows]}, indent=2)
-        temporary.write_text(text + "\n", encoding="utf-8")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _temporary(target: Path) -> Path:
-    """In the same folder, as a file can only be replaced at once within one file system."""
-    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    write_text(path, json.dumps({"config": config, "rows": [row.as_json() for row in rows]}, indent=2) + "\n")
 
 
 # As a table ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,92 @@
+"""Writing files so that a reader never sees half of one and a failure leaves the old one in place. No torch here."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from dape.errors import UsageError
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``: write a file there, and it takes the place of ``path`` on success only."""
+    target = path.resolve()
+    temporary = _temporary(target)
+    try:
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, target)
+        _sync(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """All of ``text`` or nothing."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside ``path`` that becomes ``path`` on success; ``path`` must not exist by then."""
+    target = path.resolve()
+    temporary = _temporary(target)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            _sync(file)
+        os.rename(temporary, target)
+        _sync(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_writable_file(path: Path, flag: str) -> None:
+    """Complain now rather than after minutes of work."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{flag} {path}: is not a regular file")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise UsageError(f"{flag} {path}: may not be written")
+    if not target.parent.is_dir():
+        raise UsageError(f"{flag} {path}: the folder {target.parent} does not exist; create it first")
+    _check_can_create_in(target.parent, f"{flag} {path}")
+
+
+def check_writable_folder(path: Path, flag: str) -> None:
+    """The folder itself need not exist yet, nor its parents; nothing is created here."""
+    nearest = path.resolve()
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise UsageError(f"{flag} {path}: {nearest} is a file, not a folder")
+    _check_can_create_in(nearest, f"{flag} {path}")
+
+
+def _check_can_create_in(folder: Path, what: str) -> None:
+    trial = _temporary(folder / "trial")
+    try:
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise UsageError(f"{what}: cannot create files in {folder} ({error.strerror})") from error
+
+
+def _temporary(target: Path) -> Path:
+    """In the same folder, as a file can only be replaced at once within one file system."""
+    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
+
+
+def _sync(path: Path) -> None:
+    """Ask the system to put it on the disk now: a rename must not become durable before what it names."""
+    with contextlib.suppress(OSError):  # folders cannot be synchronised everywhere
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
