@@ -90,3 +90,22 @@ def _sync(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes of ours out of ``folder``; the system releases the lock even if this one is killed."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(
+                f"{folder} is in use by another dape process; wait for it, or use another --out"
+            ) from error
+        yield

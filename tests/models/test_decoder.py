@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dape.models.cache import Cache
-from dape.models.decoder import DecoderConfig, DecoderLM
+from dape.models.config import DecoderConfig
+from dape.models.decoder import DecoderLM
 from dape.positional.catalogue import encodings
 
 SIZES = {
@@ -109,3 +110,21 @@ def test_randomised_positions_are_drawn_anew_and_shared_by_the_layers():
 def test_a_width_that_heads_do_not_divide_is_refused():
     with pytest.raises(ValueError, match="cannot be divided into 3 heads"):
         DecoderLM(DecoderConfig(width=32, heads=3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("last", [1, 5, 23, 40])
+def test_the_last_hidden_states_alone_equal_those_of_the_whole_pass(name, last):
+    model = tiny(name)
+    tokens = torch.randint(11, (2, 23))
+    encodings_ = model.drawn_encodings(23, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = model.hidden(tokens, encodings=encodings_)
+        torch.testing.assert_close(model.hidden(tokens, encodings=encodings_, last=last), whole[:, -last:])
+
+
+def test_models_of_one_seed_differ_only_in_their_encodings():
+    one, other = tiny("dape-fire").state_dict(), tiny("rope").state_dict()
+    assert set(other) < set(one)
+    for name, weight in other.items():
+        torch.testing.assert_close(one[name], weight, rtol=0, atol=0)

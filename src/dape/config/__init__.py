@@ -1,0 +1,1 @@
+"""Settings: YAML presets and files under the flags of the command line."""

@@ -1,0 +1,111 @@
+"""Presets and YAML files as flags: what a file says comes before what is typed, so that what is typed wins.
+
+A file has the sections ``model`` and ``train`` and, at the top level, any other flag of the command. Reading YAML never
+runs code. No torch here.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+
+from dape.config.fields import write_key_values
+from dape.errors import UsageError
+
+
+def preset_names() -> list[str]:
+    """Smallest model first."""
+    order = ["tiny", "small", "125m", "350m", "2.7b", "6.7b"]
+    found = [p.name.removesuffix(".yaml") for p in _presets().iterdir() if p.name.endswith(".yaml")]
+    return sorted(found, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    if name not in preset_names():
+        near = difflib.get_close_matches(name, preset_names(), n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"--preset {name}: no such preset.{hint} There are: {', '.join(preset_names())}")
+    return yaml.safe_load((_presets() / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {path}: cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path}: is not YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(settings, dict):
+        raise UsageError(f"--config {path}: must hold sections such as model: and train:")
+    return settings
+
+
+def with_settings(argv: Sequence[str], command: type) -> list[str]:
+    """``argv`` with what its ``--preset`` and ``--config`` say put in front, the file after the preset."""
+    before: list[str] = []
+    preset, path = value_of("--preset", argv), value_of("--config", argv)
+    if preset is not None:
+        before += as_flags(read_preset(preset), command, f"preset {preset}")
+    if path is not None:
+        before += as_flags(read_yaml(Path(path)), command, path)
+    return [*before, *argv]
+
+
+def as_flags(settings: Mapping[str, Any], command: type, where: str) -> list[str]:
+    """The words of the command line that say the same as ``settings``."""
+    words: list[str] = []
+    hints = get_type_hints(command)
+    for name, value in settings.items():
+        _check_name(name, hints, where)
+        section = hints[name]
+        if is_dataclass(section):
+            if not isinstance(value, Mapping):
+                raise UsageError(f"{where}: {name} must be a section with its own lines, not {value!r}")
+            inner = get_type_hints(section)
+            for key, item in value.items():
+                _check_name(key, inner, where, prefix=f"{name}.")
+                words += _flag(key, item, switch=inner[key] is bool)
+        else:
+            words += _flag(name, value, switch=section is bool)
+    return words
+
+
+def _flag(name: str, value: Any, *, switch: bool) -> list[str]:
+    """``switch``: a flag without a value, which is on or off."""
+    flag = "--" + name.replace("_", "-")
+    match value:
+        case bool() if switch:
+            return [flag if value else "--no-" + name.replace("_", "-")]
+        case dict():
+            return [flag, *write_key_values(value)]
+        case list() | tuple():
+            return [flag, *map(str, value)]
+        case _:
+            return [flag, str(value)]
+
+
+def _check_name(name: Any, known: Any, where: str, prefix: str = "") -> None:
+    if name in known:
+        return
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    hint = f" Did you mean {prefix}{near[0]}?" if near else f" Known: {', '.join(sorted(known))}."
+    raise UsageError(f"{where}: {prefix}{name} is not a setting.{hint}")
+
+
+def value_of(flag: str, argv: Sequence[str]) -> str | None:
+    """The last value of ``flag``, written with a space or with ``=``."""
+    value = None
+    for word, following in zip(argv, [*argv[1:], None], strict=True):
+        if word == flag and following is not None:
+            value = following
+        elif word.startswith(flag + "="):
+            value = word.partition("=")[2]
+    return value
+
+
+def _presets() -> Any:
+    return resources.files("dape.config") / "presets"

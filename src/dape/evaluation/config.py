@@ -1,0 +1,40 @@
+"""How perplexity is measured. No torch here: the command line reads it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dape.errors import UsageError
+
+Protocol = Literal["last_k", "full", "nonoverlap", "per_position"]
+Mode = Literal["packed", "same_document"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    lengths: tuple[int, ...]
+    """Tokens of context to evaluate at."""
+    protocol: Protocol = "last_k"
+    """last_k: windows of every length end at the same tokens, the last k of which are scored. full: the same windows,
+    all tokens scored. nonoverlap: the text cut into windows, all tokens scored. per_position: as full, by position."""
+    last_k: int = 256
+    """Scored tokens per window in the protocol last_k."""
+    windows: int = 256
+    """Windows to evaluate, the same number at every length."""
+    mode: Mode = "packed"
+    """packed: windows may run across documents, as in the paper. same_document: each lies within one document."""
+
+    def check(self) -> None:
+        if not self.lengths:
+            raise UsageError("--lengths needs at least one length")
+        if min(self.lengths) < 1:
+            raise UsageError(f"--lengths must be positive, got {min(self.lengths)}")
+        for name in ("last_k", "windows"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if self.protocol == "last_k" and min(self.lengths) < self.last_k:
+            raise UsageError(
+                f"length {min(self.lengths)} is shorter than the {self.last_k} tokens to score, and every length must "
+                f"score the same tokens. Use --last-k {min(self.lengths)}, or leave the length out"
+            )
+        if self.protocol == "nonoverlap" and self.mode == "same_document":
+            raise UsageError("--protocol nonoverlap cuts the whole text; it has no --mode same_document")

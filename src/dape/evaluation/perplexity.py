@@ -1,0 +1,186 @@
+"""Perplexity against length. Sums of nats and counts of tokens first; means, exponents and rows from those.
+
+``last_k`` (the paper's protocol, with its targets fixed): N anchors e in held-out text; at every length L the model
+reads tokens e-L-1 ... e-2 and is scored on its predictions of e-k ... e-1. So all lengths score the same tokens, and a
+difference between lengths is a difference in what the context was worth.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dape.data.store import TokenStream
+from dape.data.windows import evaluation_ends, evaluation_windows
+from dape.errors import UsageError
+from dape.evaluation.config import EvalConfig
+from dape.evaluation.records import Row
+from dape.models.decoder import DecoderLM
+from dape.positional.randomized import Randomized
+
+RANDOM_BATCH = 8
+"""Windows that share one draw of randomised positions; fixed, so that results do not depend on memory."""
+TOKENS_AT_ONCE = 1 << 15
+"""Enough to keep a processor busy."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    length: int
+    nll: np.ndarray
+    """Nats of every scored token: [window, token]."""
+    first: int
+    """Position of the first scored token in its window."""
+
+    @property
+    def mean(self) -> float:
+        return float(self.nll.mean(dtype=np.float64))
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.mean) if self.mean < 700 else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The model that is measured, and on what."""
+
+    run: str
+    method: str
+    seed: int
+    train_length: int
+    step: int
+    data_hash: str
+    tokenizer: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def as_rows(measured: Measured, subject: Subject, config: EvalConfig) -> list[Row]:
+    """Perplexity at one length; by position, one row of nats per doubling of the position."""
+    common: dict[str, Any] = {
+        **{f.name: getattr(subject, f.name) for f in fields(subject)},
+        "length": measured.length,
+        "protocol": config.protocol,
+        "k": config.last_k if config.protocol == "last_k" else None,
+        "windows": len(measured.nll),
+        "mode": config.mode,
+    }
+    if config.protocol == "per_position":
+        return [_bucket_row(measured, common, *bucket) for bucket in _doublings(measured.length)]
+    per_window = tuple(round(float(x), 5) for x in measured.nll.mean(axis=1, dtype=np.float64))
+    row = Row(
+        metric="perplexity",
+        value=measured.perplexity,
+        scored_tokens=measured.nll.size,
+        window_nll=per_window,
+        **common,
+    )
+    return [row]
+
+
+def _bucket_row(measured: Measured, common: dict[str, Any], first: int, last: int) -> Row:
+    part = measured.nll[:, first : last + 1]
+    extra = {**common["extra"], "first_position": first, "last_position": last}
+    value = float(part.mean(dtype=np.float64))
+    return Row(metric="nll", value=value, scored_tokens=part.size, **{**common, "extra": extra})
+
+
+def _doublings(length: int) -> list[tuple[int, int]]:
+    """0, 1, 2-3, 4-7, ... up to the last position."""
+    starts = [0, *(1 << bit for bit in range((length - 1).bit_length()))]
+    return list(zip(starts, [start - 1 for start in starts[1:]] + [length - 1], strict=True))
+
+
+def measure(
+    model: DecoderLM,
+    stream: TokenStream,
+    config: EvalConfig,
+    *,
+    watch: Callable[[int, int, int], None] = lambda length, done, total: None,
+) -> Iterator[Measured]:
+    """One :class:`Measured` per length, shortest first; ``watch(length, done, of how many)`` hears of windows."""
+    config.check()
+    longest = max(config.lengths)
+    ends = None if config.protocol == "nonoverlap" else _ends(stream, config, longest)
+    for length in sorted(set(config.lengths)):
+        if ends is None:
+            windows = _consecutive_windows(stream, length, longest, config.windows)
+        else:
+            windows = evaluation_windows(stream, ends, length)
+        scored = config.last_k if config.protocol == "last_k" else length
+        yield Measured(length, _nll(model, windows, scored, watch), length - scored)
+
+
+def _ends(stream: TokenStream, config: EvalConfig, longest: int) -> np.ndarray:
+    k = config.last_k if config.protocol == "last_k" else min(config.lengths)
+    return evaluation_ends(
+        stream, longest=longest, k=k, windows=config.windows, same_document=config.mode == "same_document"
+    )
+
+
+def _consecutive_windows(stream: TokenStream, length: int, longest: int, windows: int) -> np.ndarray:
+    """The beginning of the text cut into windows that share only a border token; every length covers the same text."""
+    room = len(stream) - 1
+    covered = min(room // longest, windows) * longest
+    if covered == 0:
+        raise UsageError(
+            f"the held-out text has {room + 1} tokens, too few for length {longest}; at most {room} is possible"
+        )
+    starts = range(0, covered - length + 1, length)
+    return np.stack([stream.read(start, start + length + 1) for start in starts])
+
+
+def _nll(model: DecoderLM, windows: np.ndarray, scored: int, watch: Callable[[int, int, int], None]) -> np.ndarray:
+    """Nats of the last ``scored`` tokens of every window: [window, scored]."""
+    length = windows.shape[1] - 1
+    device = model.embedding.weight.device
+    size = batch_size(model, length)
+    parts = []
+    for first in range(0, len(windows), size):
+        tokens = torch.from_numpy(windows[first : first + size]).to(device)
+        parts.append(window_nll(model, tokens, scored, seed=first).cpu().numpy())
+        watch(length, min(first + size, len(windows)), len(windows))
+    return np.concatenate(parts)
+
+
+def window_nll(model: DecoderLM, tokens: Tensor, scored: int, *, seed: int = 0) -> Tensor:
+    """[b, length + 1] tokens to [b, scored] nats. Logits are made for scored tokens only."""
+    with torch.inference_mode():
+        encodings = model.drawn_encodings(tokens.shape[1] - 1, torch.Generator().manual_seed(seed))
+        hidden = model.hidden(tokens[:, :-1], encodings=encodings, last=scored)
+        step = _tokens_per_head_call(model)
+        pieces = zip(hidden.split(step, 1), tokens[:, -scored:].split(step, 1), strict=True)
+        return torch.cat([_nats(model.head(h), targets) for h, targets in pieces], dim=1)
+
+
+def _nats(logits: Tensor, targets: Tensor) -> Tensor:
+    flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+    return flat.view_as(targets)
+
+
+def _tokens_per_head_call(model: DecoderLM) -> int:
+    """Logits of a long window with a large vocabulary would be the largest tensor of all."""
+    return max(1, (1 << 24) // model.config.vocabulary)
+
+
+def batch_size(model: DecoderLM, length: int) -> int:
+    """Windows at a time: enough to keep the processor busy, no more than memory allows."""
+    if any(isinstance(pe, Randomized) for pe in model.encodings):
+        return RANDOM_BATCH
+    # Residual stream, q, k, v, attention output and the feed-forward's four widths with its activation, in float32.
+    bytes_per_token = 4 * 16 * model.config.width
+    room = 0.25 * free_memory(model.embedding.weight.device)
+    return max(1, int(min(TOKENS_AT_ONCE / length, room / (bytes_per_token * length))))
+
+
+def free_memory(device: torch.device) -> float:
+    """In bytes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    from dape.bench.memory import available_bytes
+
+    return available_bytes()

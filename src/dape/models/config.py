@@ -1,0 +1,30 @@
+"""The shape of a language model. No torch here: the command line reads it."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import tyro
+
+from dape.config.fields import KEY_VALUES
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    layers: int = 4
+    """Transformer blocks."""
+    width: int = 128
+    """Numbers per token in the residual stream."""
+    heads: int = 8
+    """Attention heads; width must be a multiple."""
+    vocabulary: Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress] = 257
+    """Number of token ids: no flag, the tokenizer of the data decides. 257 are bytes and the end of a document."""
+    encoding: str = "dape-kerple"
+    """Positional encoding, a name from `dape list`."""
+    encoding_options: Annotated[dict[str, Any], KEY_VALUES] = field(default_factory=dict)
+    """Options of the encoding, such as hidden=16 variant=concat."""
+    train_length: int = 64
+    """Tokens per training sequence."""
+    share_encoding: bool | None = None
+    """One set of encoding parameters for all layers; by default as the authors do (T5's table is shared)."""
+    checkpoint_activations: bool = False
+    """Recompute each block in the backward pass: less memory, about a third more time."""

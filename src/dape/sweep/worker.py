@@ -1,0 +1,98 @@
+"""One run of a comparison, as a child process: train (or go on training), evaluate, write its rows.
+
+python -m dape.sweep.worker RUN       reads RUN/job.json, writes RUN/rows.jsonl last
+"""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dape.evaluation.config import EvalConfig
+from dape.files import write_text
+from dape.models.config import DecoderConfig
+from dape.training.config import TrainConfig
+from dape.training.run import RunConfig
+
+JOB, ROWS, PROGRESS = "job.json", "rows.jsonl", "progress.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    run: RunConfig
+    evaluation: EvalConfig
+    data: str
+    """A prepared folder."""
+    data_hash: str
+    device: str
+    threads: int
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / JOB, json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Job":
+        given: dict[str, Any] = json.loads((folder / JOB).read_text(encoding="utf-8"))
+        run, evaluation = given["run"], given["evaluation"]
+        return cls(
+            run=RunConfig(model=DecoderConfig(**run["model"]), train=TrainConfig(**run["train"]), data=run["data"]),
+            evaluation=EvalConfig(**{**evaluation, "lengths": tuple(evaluation["lengths"])}),
+            data=given["data"],
+            data_hash=given["data_hash"],
+            device=given["device"],
+            threads=given["threads"],
+        )
+
+
+def main(folder: Path) -> int:
+    import torch
+
+    from dape.data.store import Corpus
+    from dape.training.interrupt import Interruption
+    from dape.training.loop import Trainer
+
+    job = Job.read(folder)
+    torch.set_num_threads(job.threads)
+    corpus = Corpus.open(Path(job.data))
+    trainer = Trainer(folder, job.run, corpus, device=torch.device(job.device), trackers=[])
+    trainer.config.write(folder)
+    with Interruption() as stop:
+        if not trainer.run(watch=lambda progress: None, stop=stop):
+            return stop.exit_code
+    return _evaluate(job, trainer, folder)
+
+
+def _evaluate(job: Job, trainer: Any, folder: Path) -> int:
+    from dape.evaluation.perplexity import Subject, as_rows, measure
+    from dape.provenance import provenance
+
+    config = trainer.config
+    subject = Subject(
+        run=folder.name,
+        method=config.model.encoding,
+        seed=config.train.seed,
+        train_length=config.model.train_length,
+        step=trainer.step,
+        data_hash=trainer.corpus.hash,
+        tokenizer=trainer.corpus.tokenizer.name,
+        extra={**provenance(), "data": trainer.corpus.name, "device": job.device},
+    )
+
+    def watch(length: int, done: int, total: int) -> None:
+        write_text(folder / PROGRESS, json.dumps({"length": length, "done": done, "total": total}))
+
+    model = trainer.model.eval()
+    lines = []
+    for measured in measure(model, trainer.corpus.validation, job.evaluation, watch=watch):
+        lines += [row.as_json() for row in as_rows(measured, subject, job.evaluation)]
+    write_text(folder / ROWS, "\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(Path(sys.argv[1])))
+    except (ValueError, OSError, MemoryError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

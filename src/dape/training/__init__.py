@@ -1,0 +1,1 @@
+"""Training language models: settings, optimizer, the loop, checkpoints."""

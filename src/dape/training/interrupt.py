@@ -1,0 +1,37 @@
+"""Ctrl-C and SIGTERM as a request to stop at the next good moment. No torch here."""
+
+import signal
+import sys
+from types import FrameType
+
+
+class Interruption:
+    """While this context is open, the first SIGINT or SIGTERM only sets ``signal``; a second one interrupts at once."""
+
+    def __init__(self, message: str = "stopping after this step and saving; once more to stop at once") -> None:
+        self.signal: int | None = None
+        self._message = message
+        self._before: dict[int, signal.Handlers | object] = {}
+
+    def __enter__(self) -> "Interruption":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+
+    def __call__(self) -> bool:
+        """Whether to stop."""
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.signal is None else 128 + self.signal
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        print(f"\ndape: {self._message}", file=sys.stderr, flush=True)

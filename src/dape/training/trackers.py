@@ -1,0 +1,49 @@
+"""Where metrics go besides metrics.jsonl: TensorBoard and Weights & Biases, both extras imported when asked for."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from dape.errors import UsageError
+
+
+class Tracker(Protocol):
+    def add(self, line: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard.writer import SummaryWriter
+        except ImportError as error:
+            raise UsageError("--tensorboard needs a package: pip install 'dape[tensorboard]'") from error
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        for name, value in line.items():
+            if name != "step":
+                self._writer.add_scalar(name, value, line["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandB:
+    def __init__(self, folder: Path, project: str, settings: Mapping[str, Any]) -> None:
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise UsageError("--wandb needs a package: pip install 'dape[wandb]'") from error
+        # The folder's name as id: a continued run goes on in the same plot.
+        self._run = wandb.init(
+            project=project, name=folder.name, id=folder.name, resume="allow", dir=str(folder), config=dict(settings)
+        )
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        values = {name: value for name, value in line.items() if name != "step"}
+        self._run.log(values, step=line["step"])
+
+    def close(self) -> None:
+        self._run.finish()
