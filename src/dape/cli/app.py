@@ -22,6 +22,7 @@ DESCRIPTION = """\
 DAPE: positional encodings for transformers that adapt to the data.
 
 New here? Start with:
+  dape compare                   train encodings short, test them long: table and figure
   dape list                      which encodings there are, and what they compute
   dape list kerple               only those with "kerple" in their name
   dape bench attention --quick   how fast attention is on this machine

@@ -14,7 +14,7 @@ from typing import Any
 
 from dape.bench.attention import AttentionBench
 from dape.bench.attention import run as bench_attention
-from dape.cli import evaluate, generate, train
+from dape.cli import compare, evaluate, generate, train
 from dape.cli.list_encodings import ListEncodings, list_encodings
 
 
@@ -58,6 +58,18 @@ COMMANDS = [
             "kerple": "names that contain kerple, dape-v2-kerple too",
             "bias": "encodings that enter through the hook called bias",
             "--all --json": "everything, for another program",
+        },
+    ),
+    Command(
+        "compare",
+        compare.Compare,
+        compare.run,
+        expand=compare.expand,
+        examples={
+            "": "the demo: seven encodings, trained at 64 tokens, tested up to 2048",
+            "--data book.txt --methods alibi dape-alibi --seeds 3": "on text of your own, with significance",
+            "--methods nope --out runs/compare": "add an encoding to a comparison that exists",
+            "--resume --out runs/compare": "go on with one that was stopped",
         },
     ),
     Command(
