@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from dape.cli.checks import check_encoding, check_model
 from dape.cli.console import open_console
 from dape.cli.live import LiveTable
-from dape.cli.train import check_encoding
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig, Mode
 from dape.files import check_writable_folder, locked
@@ -68,14 +68,15 @@ class Compare:
 
 def expand(argv: list[str]) -> list[str]:
     """Flags of the preset, of files and of a comparison to resume in front of those typed."""
-    from dape.config.load import value_of, with_settings
+    from dape.config.load import refuse_with_resume, value_of, with_settings
 
     for flag, instead in (("--encoding", "--methods"), ("--seed", "--seeds")):
         if value_of(flag, argv) is not None:
             raise UsageError(f"{flag}: a comparison has several; use {instead}")
-    if "--resume" in argv:
-        argv = [*_saved(Path(value_of("--out", argv) or str(Compare.out))), *argv]
-    return with_settings(argv if value_of("--preset", argv) else ["--preset", "tiny", *argv], Compare)
+    if "--resume" not in argv:
+        return with_settings(argv, Compare)
+    refuse_with_resume(argv)
+    return [*_saved(Path(value_of("--out", argv) or str(Compare.out))), *argv]
 
 
 def _saved(out: Path) -> list[str]:
@@ -123,8 +124,7 @@ def check(config: Compare) -> None:
             raise UsageError(f"--{name} must be at least 1, got {getattr(config, name)}")
     if config.jobs is not None and config.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {config.jobs}")
-    if config.model.train_length < 1:
-        raise UsageError(f"--train-length must be at least 1, got {config.model.train_length}")
+    config.model.check()
     evaluation_of(config).check()
     check_writable_folder(config.out, "--out")
 
@@ -147,9 +147,8 @@ def _plan(config: Compare) -> "Comparison":
     from dape.data.corpora import open_data
     from dape.data.windows import evaluation_ends
     from dape.sweep.compare import Comparison
-    from dape.training.loop import check as check_training
 
-    check_training(config.train)
+    config.train.check()
     device = str(use_device(config.device))
     corpus = open_data(config.data, out=config.out / "data")
     evaluation = evaluation_of(config)
@@ -165,7 +164,7 @@ def _plan(config: Compare) -> "Comparison":
             f"note: the held-out text has room for {len(ends)} windows only, not {evaluation.windows}", file=sys.stderr
         )
     for method in config.methods:
-        _try_to_build(replace(config.model, encoding=method))
+        check_model(replace(config.model, encoding=method))
     return Comparison(
         out=config.out,
         methods=tuple(dict.fromkeys(config.methods)),
@@ -179,19 +178,6 @@ def _plan(config: Compare) -> "Comparison":
         device=device,
         threads=1,
     )
-
-
-def _try_to_build(model: DecoderConfig) -> None:
-    """On no device: wrong widths and options show without memory or time."""
-    import torch
-
-    from dape.models.decoder import DecoderLM
-
-    try:
-        with torch.device("meta"):
-            DecoderLM(model)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{model.encoding}: {error}") from error
 
 
 def _jobs(config: Compare, comparison: "Comparison") -> int:

@@ -95,18 +95,33 @@ def open_corpus(given: str | None, where: Path, description: "Description") -> "
     from dape.training.run import CONFIG, RunConfig
 
     run = run_folder(where)
-    if given is None:
-        if not (run / CONFIG).is_file():
-            raise UsageError(f"{where} does not say where its data is; name it with --data")
-        given = RunConfig.read(run).data
-    corpus = open_data(given, out=run / "data")
+    if given is not None:
+        corpus = _open_given(given, where, description)
+    elif (run / CONFIG).is_file():
+        corpus = open_data(RunConfig.read(run).data, out=run / "data")
+    else:
+        raise UsageError(f"{where} does not say where its data is; name it with --data")
     if corpus.tokenizer.fingerprint != description.data["tokenizer_fingerprint"]:
         raise UsageError(
-            f"{given} was prepared with the tokenizer {corpus.tokenizer.name}, the model in {where} was trained with "
-            f"{description.data['tokenizer']} ({description.data['tokenizer_fingerprint'][:12]}); "
+            f"{corpus.folder} was prepared with the tokenizer {corpus.tokenizer.name}, the model in {where} was trained "
+            f"with {description.data['tokenizer']} ({description.data['tokenizer_fingerprint'][:12]}); "
             f"prepare the text with the model's: dape prepare ... --tokenizer {where}/tokenizer.json"
         )
     return corpus
+
+
+def _open_given(spec: str, where: Path, description: "Description") -> "Corpus":
+    """Text is prepared with the model's own tokenizer, into a folder of its own beside the checkpoint."""
+    from dape.data.corpora import open_data
+    from dape.data.sources import digest, expand
+    from dape.data.store import is_prepared
+
+    if is_prepared(Path(spec)):
+        return open_data(spec)
+    bytes_alone = description.data["tokenizer"] == "bytes"
+    tokenizer = "bytes" if bytes_alone else str(where / "tokenizer.json")
+    key = digest(expand(spec, Path()).items)[:12]
+    return open_data(spec, out=where / f"text-{key}", tokenizer=tokenizer)
 
 
 def run_folder(checkpoint: Path) -> Path:

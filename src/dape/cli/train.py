@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from dape.cli.checks import check_encoding, check_model
 from dape.cli.devices import set_threads, use_device
 from dape.errors import UsageError
 from dape.files import check_writable_folder
 from dape.models.config import DecoderConfig
-from dape.positional.catalogue import RANDOMIZED, find
 from dape.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -55,11 +55,12 @@ class Train:
 
 def expand(argv: list[str]) -> list[str]:
     """Flags of the preset and of files in front of those typed; a resumed run starts from its own settings."""
-    from dape.config.load import as_flags, read_yaml, value_of, with_settings
+    from dape.config.load import as_flags, read_yaml, refuse_with_resume, value_of, with_settings
     from dape.training.run import CONFIG
 
     if "--resume" not in argv:
-        return with_settings(argv if value_of("--preset", argv) else ["--preset", "tiny", *argv], Train)
+        return with_settings(argv, Train)
+    refuse_with_resume(argv)
     folder = value_of("--out", argv)
     if folder is None:
         raise UsageError("--resume needs --out: the folder of the run to continue")
@@ -71,22 +72,17 @@ def expand(argv: list[str]) -> list[str]:
 
 def run(config: Train) -> int:
     check_encoding(config.model.encoding)
+    config.train.check()
     folder = config.out or default_folder(config.model, config.train)
     check_writable_folder(folder, "--out")
     device = use_device(config.device)
     set_threads(config.threads)
+    check_model(config.model)
     trainer = _prepare(config, folder, device)
     if trainer.step == config.train.steps:
         print(f"{folder} has already reached its last step, {trainer.step}")
         return 0
     return _train(trainer, folder)
-
-
-def check_encoding(name: str, flag: str = "--encoding") -> None:
-    try:
-        find(name.removeprefix(RANDOMIZED))
-    except ValueError as error:
-        raise UsageError(f"{flag}: {error}") from error
 
 
 def default_folder(model: DecoderConfig, train: TrainConfig) -> Path:
@@ -110,8 +106,9 @@ def _prepare(config: Train, folder: Path, device: object) -> "Trainer":
     corpus = open_data(config.data, out=folder / "data")
     folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(folder, given, corpus, device=device, trackers=[])
-    trainer.config.write(folder)
     trainer.trackers = _trackers(config, folder, trainer.config)
+    # Last, when nothing can fail any more: a folder with settings counts as a run that has begun.
+    trainer.config.write(folder)
     return trainer
 
 

@@ -6,7 +6,7 @@ runs code. No torch here.
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -45,14 +45,30 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def with_settings(argv: Sequence[str], command: type) -> list[str]:
-    """``argv`` with what its ``--preset`` and ``--config`` say put in front, the file after the preset."""
-    before: list[str] = []
-    preset, path = value_of("--preset", argv), value_of("--config", argv)
-    if preset is not None:
-        before += as_flags(read_preset(preset), command, f"preset {preset}")
-    if path is not None:
-        before += as_flags(read_yaml(Path(path)), command, path)
-    return [*before, *argv]
+    """``argv`` with what its preset and its ``--config`` say put in front, the file after the preset. The preset is the
+    one typed, or the one the file names, or the command's own."""
+    path = value_of("--config", argv)
+    settings = {} if path is None else read_yaml(Path(path))
+    for name in ("config", "resume", "out"):
+        if name in settings:
+            raise UsageError(f"{path}: {name} belongs on the command line, not in a file")
+    preset = value_of("--preset", argv) or settings.pop("preset", None) or _default(command, "preset")
+    settings.pop("preset", None)
+    before = as_flags(read_preset(str(preset)), command, f"preset {preset}")
+    return ["--preset", str(preset), *before, *as_flags(settings, command, str(path)), *argv]
+
+
+def _default(command: type, name: str) -> Any:
+    return next(f.default for f in fields(command) if f.name == name)
+
+
+def refuse_with_resume(argv: Sequence[str]) -> None:
+    """A continued run has its settings already."""
+    for flag in ("--preset", "--config"):
+        if value_of(flag, argv) is not None:
+            raise UsageError(
+                f"{flag} cannot be used with --resume: the run goes on with the settings it was begun with"
+            )
 
 
 def as_flags(settings: Mapping[str, Any], command: type, where: str) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import tyro
 
 from dape.config.fields import KEY_VALUES
+from dape.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,3 +29,11 @@ class DecoderConfig:
     """One set of encoding parameters for all layers; by default as the authors do (T5's table is shared)."""
     checkpoint_activations: bool = False
     """Recompute each block in the backward pass: less memory, about a third more time."""
+
+    def check(self) -> None:
+        """Refuse sizes that cannot be meant; what an encoding thinks of its options shows when the model is built."""
+        for name in ("layers", "width", "heads", "train_length"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if self.width % self.heads:
+            raise UsageError(f"--width {self.width} cannot be divided into --heads {self.heads} of equal width")

@@ -19,7 +19,6 @@ from dape.errors import UsageError
 from dape.models.decoder import DecoderLM
 from dape.training import checkpoint
 from dape.training.checkpoint import CHECKPOINTS, Description
-from dape.training.config import TrainConfig
 from dape.training.optim import learning_rate, make_optimizer
 from dape.training.run import Metrics, RunConfig
 from dape.training.trackers import Tracker
@@ -52,7 +51,7 @@ class Trainer:
         self.folder, self.corpus, self.device = folder, corpus, device
         self.config = replace(config, model=replace(config.model, vocabulary=vocabulary_for(corpus)))
         self.train = config.train
-        check(self.train)
+        self.train.check()
         self.windows = TrainingWindows(corpus.train, length=config.model.train_length, seed=self.train.seed)
         torch.manual_seed(self.train.seed)
         self.model = DecoderLM(self.config.model).to(device)
@@ -236,21 +235,3 @@ def check_same_data(description: Description, corpus: Corpus, where: Path) -> No
             f"{where} was trained on {name} ({data_hash[:12]}), the data given now is {corpus.name} "
             f"({corpus.hash[:12]}); a run is continued on its own data only"
         )
-
-
-def check(config: TrainConfig) -> None:
-    """Refuse what cannot be meant."""
-    for name in ("steps", "batch", "accumulate", "log_every", "keep"):
-        if getattr(config, name) < 1:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(config, name)}")
-    for name in ("lr", "eps"):
-        if not 0 < getattr(config, name) < math.inf:
-            raise UsageError(f"--{name} must be a positive number, got {getattr(config, name)}")
-    for name in ("weight_decay", "clip", "save_every", "validate_every"):
-        if not 0 <= getattr(config, name) < math.inf:
-            raise UsageError(f"--{name.replace('_', '-')} must be 0 or more, got {getattr(config, name)}")
-    for name in ("final_lr_share", "warmup_share", "beta1", "beta2"):
-        if not 0 <= getattr(config, name) <= 1:
-            raise UsageError(f"--{name.replace('_', '-')} must lie between 0 and 1, got {getattr(config, name)}")
-    if config.batch % config.accumulate:
-        raise UsageError(f"--batch {config.batch} cannot be split into --accumulate {config.accumulate} equal parts")

@@ -50,11 +50,15 @@ class RunConfig:
 
     def check_continues(self, saved: "RunConfig", folder: Path) -> None:
         """Refuse to continue ``saved`` with settings that would give other weights."""
+        pairs = [
+            ("data", saved.data, self.data),
+            *_pairs(saved.model, self.model),
+            *_pairs(saved.train, self.train),
+        ]
         changed = [
             f"{name} was {old!r}, now {new!r}"
-            for section in ("model", "train")
-            for name, old, new in _differences(getattr(saved, section), getattr(self, section))
-            if name not in FREE_TO_CHANGE and name != "vocabulary"
+            for name, old, new in pairs
+            if old != new and name not in FREE_TO_CHANGE and name != "vocabulary"
         ]
         if changed:
             raise UsageError(
@@ -63,9 +67,8 @@ class RunConfig:
             )
 
 
-def _differences(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
-    pairs = ((f.name, getattr(old, f.name), getattr(new, f.name)) for f in fields(old))
-    return [(name, a, b) for name, a, b in pairs if a != b]
+def _pairs(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
+    return [(f.name, getattr(old, f.name), getattr(new, f.name)) for f in fields(old)]
 
 
 def _plain(value: Any) -> Any:
