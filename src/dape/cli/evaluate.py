@@ -103,8 +103,8 @@ def open_corpus(given: str | None, where: Path, description: "Description") -> "
         raise UsageError(f"{where} does not say where its data is; name it with --data")
     if corpus.tokenizer.fingerprint != description.data["tokenizer_fingerprint"]:
         raise UsageError(
-            f"{corpus.folder} was prepared with the tokenizer {corpus.tokenizer.name}, the model in {where} was trained "
-            f"with {description.data['tokenizer']} ({description.data['tokenizer_fingerprint'][:12]}); "
+            f"{corpus.folder} was prepared with the tokenizer {corpus.tokenizer.name}, the model in {where} was "
+            f"trained with {description.data['tokenizer']} ({description.data['tokenizer_fingerprint'][:12]}); "
             f"prepare the text with the model's: dape prepare ... --tokenizer {where}/tokenizer.json"
         )
     return corpus

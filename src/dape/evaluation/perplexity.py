@@ -42,7 +42,7 @@ class Measured:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.mean) if self.mean < 700 else math.inf
+        return math.inf if self.mean >= 700 else math.exp(self.mean)
 
 
 @dataclass(frozen=True, kw_only=True)

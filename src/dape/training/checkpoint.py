@@ -30,12 +30,7 @@ from dape.models.decoder import DecoderLM
 from dape.training.config import TrainConfig
 
 FORMAT = 1
-MODEL, OPTIMIZER, TOKENIZER, DESCRIPTION = (
-    "model.safetensors",
-    "optimizer.safetensors",
-    "tokenizer.json",
-    "checkpoint.json",
-)
+MODEL, OPTIMIZER, DESCRIPTION = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
 CHECKPOINTS = "checkpoints"
 
 
@@ -68,7 +63,7 @@ def save(
         _save_tensors(dict(model.state_dict()), temporary / MODEL)
         _save_tensors(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER)
         tokenizer.save(temporary)
-        checksums = {name: sha256(temporary / name) for name in (MODEL, OPTIMIZER, TOKENIZER)}
+        checksums = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
         text = json.dumps({"format": FORMAT, **asdict(description), "sha256": checksums}, indent=2)
         (temporary / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
     return target
@@ -105,7 +100,8 @@ def prune(folder: Path, keep: int) -> None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints in ``folder``, oldest first."""
-    return sorted(p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", p.name) and p.is_dir())
+    found = (p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", p.name) and p.is_dir())
+    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
 
 
 def find(path: Path) -> Path:
@@ -159,14 +155,22 @@ def load_model(checkpoint: Path, description: Description, device: torch.device)
 
 
 def restore_model(checkpoint: Path, model: nn.Module) -> None:
-    model.load_state_dict(load_file(checkpoint / MODEL))
+    try:
+        model.load_state_dict(load_file(checkpoint / MODEL))
+    except (RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{checkpoint}: {MODEL} does not fit what {DESCRIPTION} says ({reason})") from error
 
 
 def restore_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Put the averages back, each on its parameter."""
     parameters = dict(model.named_parameters())
     state: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in load_file(checkpoint / OPTIMIZER).items():
+    try:
+        saved = load_file(checkpoint / OPTIMIZER)
+    except SafetensorError as error:
+        raise ValueError(f"{checkpoint}: {OPTIMIZER} cannot be read ({error})") from error
+    for name, tensor in saved.items():
         parameter, _, key = name.rpartition(":")
         state.setdefault(parameter, {})[key] = tensor
     for name, values in state.items():
