@@ -14,9 +14,8 @@ help:  ## show this list
 
 setup: $(READY)  ## create .venv with the tested versions
 
-demo: $(READY)  ## list the encodings, then time attention on this machine
-	$(BIN)/dape list
-	$(BIN)/dape bench attention --quick
+demo: $(READY)  ## train seven encodings short, test them long (minutes; into runs/compare)
+	$(BIN)/dape compare
 
 test: $(READY)  ## fast tests
 	$(BIN)/python -m pytest $(ARGS)

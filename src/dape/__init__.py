@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from dape._version import __version__
 
 if TYPE_CHECKING:  # For editors and type checkers; keep in step with _HOME, which a test compares.
+    from dape.models.config import DecoderConfig
+    from dape.models.decoder import DecoderLM
+    from dape.models.generate import Sampling, generate
     from dape.ops.attention import Choice, Intermediates, attention, intermediates
     from dape.positional.base import AdditiveBias, AttentionDims, PositionalEncoding, RelativeBias
     from dape.positional.build import build
@@ -25,6 +28,8 @@ __all__ = [
     "Choice",
     "Dape",
     "DapeV2",
+    "DecoderConfig",
+    "DecoderLM",
     "Draw",
     "Entry",
     "Grid",
@@ -32,16 +37,21 @@ __all__ = [
     "PositionalEncoding",
     "Randomized",
     "RelativeBias",
+    "Sampling",
     "__version__",
     "attention",
     "build",
     "draw_positions",
     "encodings",
+    "generate",
     "intermediates",
     "register",
 ]
 
 _NAMES = {
+    "models.config": ("DecoderConfig",),
+    "models.decoder": ("DecoderLM",),
+    "models.generate": ("Sampling", "generate"),
     "ops.attention": ("Choice", "Intermediates", "attention", "intermediates"),
     "positional.base": ("AdditiveBias", "AttentionDims", "PositionalEncoding", "RelativeBias"),
     "positional.build": ("build",),
