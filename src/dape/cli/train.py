@@ -44,7 +44,7 @@ class Train:
     device: str = "auto"
     """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
     threads: int | None = None
-    """Threads of torch on the CPU; None leaves the choice to torch."""
+    """Threads of torch on the CPU; None leaves the choice to torch, or to the run that is resumed."""
     tensorboard: bool = False
     """Also write metrics for TensorBoard into the run's folder."""
     wandb: str | None = None
@@ -97,12 +97,15 @@ def _prepare(config: Train, folder: Path, device: object) -> "Trainer":
     from dape.training.run import CONFIG, RunConfig
 
     assert isinstance(device, torch.device)
-    given = RunConfig(model=config.model, train=config.train, data=config.data)
+    given = RunConfig(model=config.model, train=config.train, data=config.data, threads=torch.get_num_threads())
     begun = (folder / CONFIG).is_file()
     if begun and not config.resume:
         raise UsageError(f"{folder} already holds a run; add --resume to continue it, or choose another --out")
     if begun:
-        given.check_continues(RunConfig.read(folder), folder)
+        saved = RunConfig.read(folder)
+        given.check_continues(saved, folder)
+        if saved.threads != given.threads:
+            print(f"note: begun with {saved.threads} threads, now {given.threads}: the last bits may differ")
     corpus = open_data(config.data, out=folder / "data")
     folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(folder, given, corpus, device=device, trackers=[])
@@ -134,7 +137,9 @@ def _train(trainer: "Trainer", folder: Path) -> int:
     if not finished:
         print(f"stopped and saved at step {trainer.step}; continue with: dape train --resume --out {folder}")
         return stop.exit_code
-    print(f"done: {folder}, validation loss {trainer.validation_loss:.4f} nats per token at the training length")
+    loss = trainer.validation_loss
+    measured = "held-out text too short to measure" if loss is None else f"{loss:.4f} nats per token on held-out text"
+    print(f"done: {folder}, {measured}")
     print(f"next: dape eval {folder}   or   dape generate {folder} --prompt 'def '")
     return 0
 

@@ -1,5 +1,6 @@
 """Flags whose values the command line cannot read by their type alone. No torch here."""
 
+import math
 from typing import Any
 
 import tyro
@@ -21,10 +22,12 @@ def _read(words: list[str]) -> dict[str, Any]:
 
 def write_key_values(options: dict[str, Any]) -> list[str]:
     """The words that ``_read`` turns into ``options``."""
-    return [
-        f"{name}={yaml.safe_dump(value, default_flow_style=True).partition(chr(10))[0]}"
-        for name, value in options.items()
-    ]
+    return [f"{name}={_one_line(value)}" for name, value in options.items()]
+
+
+def _one_line(value: Any) -> str:
+    # A scalar is followed by a line "...", the end of a YAML document.
+    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
 
 
 KEY_VALUES = tyro.constructors.PrimitiveConstructorSpec(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 import yaml
 
@@ -84,14 +84,20 @@ def as_flags(settings: Mapping[str, Any], command: type, where: str) -> list[str
             inner = get_type_hints(section)
             for key, item in value.items():
                 _check_name(key, inner, where, prefix=f"{name}.")
-                words += _flag(key, item, switch=inner[key] is bool)
+                words += _flag(key, item, inner[key], f"{where}: {name}.{key}")
         else:
-            words += _flag(name, value, switch=section is bool)
+            words += _flag(name, value, section, f"{where}: {name}")
     return words
 
 
-def _flag(name: str, value: Any, *, switch: bool) -> list[str]:
-    """``switch``: a flag without a value, which is on or off."""
+def _flag(name: str, value: Any, kind: Any, where: str) -> list[str]:
+    """The words for one setting, whose field has the type ``kind``."""
+    switch = kind is bool
+    if switch and not isinstance(value, bool):
+        raise UsageError(f"{where} must be true or false, not {value!r}")
+    several = get_origin(kind) in (tuple, dict)
+    if isinstance(value, list | tuple | dict) and not several:
+        raise UsageError(f"{where} must be a single value, not {value!r}")
     flag = "--" + name.replace("_", "-")
     match value:
         case bool() if switch:

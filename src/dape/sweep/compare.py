@@ -22,7 +22,7 @@ from dape.models.config import DecoderConfig
 from dape.sweep.pool import Task
 from dape.sweep.worker import PROGRESS, ROWS, Job
 from dape.training.config import TrainConfig
-from dape.training.run import FREE_TO_CHANGE, RunConfig, read_metrics
+from dape.training.run import CONFIG, FREE_TO_CHANGE, RunConfig, read_metrics
 
 SETTINGS, RESULTS = "compare.yaml", "results.jsonl"
 
@@ -70,15 +70,19 @@ class Comparison:
     def task(self, run: Run) -> Task:
         """Write down what the run is to do, for the child to read."""
         folder = self.folder(run)
+        # A run that has begun goes on with as many threads as before: another number may change the last bits.
+        begun = (folder / CONFIG).is_file()
         job = Job(
             run=RunConfig(
-                model=replace(self.model, encoding=run.method), train=replace(self.train, seed=run.seed), data=self.data
+                model=replace(self.model, encoding=run.method),
+                train=replace(self.train, seed=run.seed),
+                data=self.data,
+                threads=RunConfig.read(folder).threads if begun else self.threads,
             ),
             evaluation=self.evaluation,
             data=self.data,
             data_hash=self.data_hash,
             device=self.device,
-            threads=self.threads,
         )
         job.write(folder)
         return Task(run.name, ("dape.sweep.worker", str(folder)), folder / "log.txt")

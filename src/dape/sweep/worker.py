@@ -26,7 +26,6 @@ class Job:
     """A prepared folder."""
     data_hash: str
     device: str
-    threads: int
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +41,6 @@ class Job:
             data=given["data"],
             data_hash=given["data_hash"],
             device=given["device"],
-            threads=given["threads"],
         )
 
 
@@ -54,7 +52,7 @@ def main(folder: Path) -> int:
     from dape.training.loop import Trainer
 
     job = Job.read(folder)
-    torch.set_num_threads(job.threads)
+    torch.set_num_threads(job.run.threads)
     corpus = Corpus.open(Path(job.data))
     trainer = Trainer(folder, job.run, corpus, device=torch.device(job.device), trackers=[])
     trainer.config.write(folder)

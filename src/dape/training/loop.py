@@ -58,7 +58,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, self.train)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.train.precision == "fp16")
         self.step = 0
-        self.validation_loss = math.nan
+        self.validation_loss: float | None = None
         self._resume()
         self.metrics = Metrics(folder, after_step=self.step)
         self.trackers = trackers
@@ -105,7 +105,8 @@ class Trainer:
                 self._log({**line, "tokens": self.step * tokens, "tokens_per_second": round(speed, 1)})
             if self._due(self.train.validate_every) or last:
                 self.validation_loss = self.validate()
-                self._log({"step": self.step, "validation_loss": self.validation_loss})
+                if self.validation_loss is not None:
+                    self._log({"step": self.step, "validation_loss": self.validation_loss})
                 clock.pause()
             if self._due(self.train.save_every) or last:
                 self.save()
@@ -159,12 +160,13 @@ class Trainer:
         dtype = DTYPES.get(self.train.precision)
         return contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
-    def validate(self) -> float:
-        """Mean nats per token at the training length, on windows that are the same for every run on this data."""
+    def validate(self) -> float | None:
+        """Mean nats per token at the training length, on windows that are the same for every run on this data. None if
+        there is too little held-out text."""
         length = self.config.model.train_length
         stream = self.corpus.validation
         if len(stream) <= length:
-            return math.nan
+            return None
         ends = evaluation_ends(stream, longest=length, k=length, windows=VALIDATION_WINDOWS, same_document=False)
         tokens = torch.from_numpy(evaluation_windows(stream, ends, length)).to(self.device)
         generator = torch.Generator().manual_seed(0)
@@ -181,12 +183,19 @@ class Trainer:
         beginning = self.corpus.tokenizer.decode(tokens[0, :40].tolist())
         found = checkpoint.checkpoints(self.folder / CHECKPOINTS)
         kept = f"The last checkpoint is {found[-1].name}." if found else "No checkpoint had been written yet."
-        precision = "bf16" if self.scaler.is_enabled() else "fp32"
         raise NonFiniteLossError(
-            f"step {self.step + 1}: {what} ({batch}, which begins {beginning!r}). {kept} "
-            f"Try a lower --lr (now {self.train.lr:g}), a longer --warmup-share (now {self.train.warmup_share:g}), "
-            f"--clip {min(1.0, self.train.clip or 1.0):g} or --precision {precision}."
+            f"step {self.step + 1}: {what} ({batch}, which begins {beginning!r}). {kept} Try {self._advice()}."
         )
+
+    def _advice(self) -> str:
+        """What could help, without what is set already."""
+        train = self.train
+        advice = [f"a lower --lr (now {train.lr:g})", f"a longer --warmup-share (now {train.warmup_share:g})"]
+        if not 0 < train.clip <= 1:
+            advice.append(f"--clip 1 (now {train.clip:g})")
+        if train.precision != "fp32":
+            advice.append(f"--precision {'bf16' if train.precision == 'fp16' else 'fp32'}")
+        return ", ".join(advice[:-1]) + " or " + advice[-1]
 
 
 class _Clock:

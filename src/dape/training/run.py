@@ -6,6 +6,7 @@ RUN/config.yaml       all settings, after presets and flags; `dape train --confi
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -31,6 +32,8 @@ class RunConfig:
     model: DecoderConfig
     train: TrainConfig
     data: str
+    threads: int
+    """Of torch on the CPU: another number may change the last bits."""
 
     def write(self, folder: Path) -> None:
         settings = _plain(asdict(self))
@@ -43,9 +46,12 @@ class RunConfig:
         given = read_yaml(path)
         try:
             return cls(
-                model=DecoderConfig(**given["model"]), train=TrainConfig(**given["train"]), data=str(given["data"])
+                model=DecoderConfig(**given["model"]),
+                train=TrainConfig(**given["train"]),
+                data=str(given["data"]),
+                threads=int(given["threads"]),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{path}: is not the settings of a run ({error})") from error
 
     def check_continues(self, saved: "RunConfig", folder: Path) -> None:
@@ -89,8 +95,14 @@ class Metrics:
             write_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def add(self, line: Mapping[str, Any]) -> None:
+        # JSON knows neither infinity (an fp16 gradient that was skipped) nor NaN.
+        line = {name: None if _is_odd(value) else value for name, value in line.items()}
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(dict(line)) + "\n")
+            file.write(json.dumps(line) + "\n")
+
+
+def _is_odd(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
