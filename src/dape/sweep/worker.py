@@ -36,7 +36,12 @@ class Job:
         given: dict[str, Any] = json.loads((folder / JOB).read_text(encoding="utf-8"))
         run, evaluation = given["run"], given["evaluation"]
         return cls(
-            run=RunConfig(model=DecoderConfig(**run["model"]), train=TrainConfig(**run["train"]), data=run["data"]),
+            run=RunConfig(
+                model=DecoderConfig(**run["model"]),
+                train=TrainConfig(**run["train"]),
+                data=run["data"],
+                threads=run["threads"],
+            ),
             evaluation=EvalConfig(**{**evaluation, "lengths": tuple(evaluation["lengths"])}),
             data=given["data"],
             data_hash=given["data_hash"],
