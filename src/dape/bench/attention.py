@@ -1,19 +1,26 @@
 """``dape bench attention``: time and memory of the attention implementations. Imports torch only when it runs."""
 
-import contextlib
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dape.bench.memory import GB, available_bytes
+from dape.bench.options import (
+    INTERRUPTED,
+    check_choices,
+    check_counts,
+    check_device,
+    check_encoding,
+    check_lengths,
+    torch_threads,
+)
 from dape.bench.progress import Progress
-from dape.bench.records import Pass, Row, machine, make_table, write_json
+from dape.bench.records import Pass, Row, machine, make_table, print_table, write_json
 from dape.errors import UsageError
 from dape.files import check_writable_file
-from dape.positional.catalogue import DAPE, RANDOMIZED, find
+from dape.positional.catalogue import DAPE
 
 if TYPE_CHECKING:
     from dape.bench.cases import Shape
@@ -23,7 +30,6 @@ Dtype = Literal["float32", "bfloat16", "float64"]
 
 QUICK_LENGTH, QUICK_REPEATS = 512, 3
 SHARE_OF_MEMORY = 0.7
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +84,8 @@ def run(config: AttentionBench) -> int:
     check(config)
     config = _shortened(config) if config.quick else config
     impls, left_out = applicable(config)
-    with _threads(config.threads) as threads:
-        _check_device(config.device)
+    with torch_threads(config.threads) as threads:
+        check_device(config.device)
         shape = _shape(config)
         if not _verified(shape, impls, config.passes):
             return 1
@@ -94,48 +100,16 @@ def run(config: AttentionBench) -> int:
 
 def check(config: AttentionBench) -> None:
     """Refuse what cannot be meant, before anything slow is imported or started."""
-    for name in ("batch", "heads", "head_dim", "hidden", "repeats"):
-        if getattr(config, name) < 1:
-            raise UsageError(f"{_flag(name)} must be at least 1, got {getattr(config, name)}")
+    check_counts(config, "batch", "heads", "head_dim", "hidden", "repeats", "threads")
     for name, choices in (("impls", Impl), ("passes", Pass)):
-        _check_choices(name, getattr(config, name), get_args(choices))
-    _check_choices("dtype", (config.dtype,), get_args(Dtype))
-    if not config.lengths:
-        raise UsageError("--lengths needs at least one length")
-    if min(config.lengths) < 1:
-        raise UsageError(f"--lengths must be positive, got {min(config.lengths)}")
-    if config.threads is not None and config.threads < 1:
-        raise UsageError(f"--threads must be at least 1, got {config.threads}")
+        check_choices(name, getattr(config, name), get_args(choices))
+    check_choices("dtype", (config.dtype,), get_args(Dtype))
+    check_lengths(config.lengths)
     if config.memory_limit_gb is not None and not config.memory_limit_gb > 0:
         raise UsageError(f"--memory-limit-gb must be positive, got {config.memory_limit_gb}")
-    try:
-        find(config.encoding.removeprefix(RANDOMIZED))
-    except ValueError as error:
-        raise UsageError(f"--encoding: {error}") from error
+    check_encoding("encoding", config.encoding)
     if config.json is not None:
         check_writable_file(config.json, "--json")
-
-
-def _check_choices(name: str, given: Sequence[str], choices: Sequence[str]) -> None:
-    if not given:
-        raise UsageError(f"{_flag(name)} needs at least one of {', '.join(choices)}")
-    for value in given:
-        if value not in choices:
-            raise UsageError(f"{_flag(name)}: {value!r} is not known; choose from {', '.join(choices)}")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _check_device(name: str) -> None:
-    import torch
-
-    try:
-        torch.zeros(1, device=name).item()  # "meta" exists, but holds no numbers
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"--device {name}: cannot be used here ({reason})") from error
 
 
 def _shortened(config: AttentionBench) -> AttentionBench:
@@ -155,19 +129,6 @@ def applicable(config: AttentionBench) -> tuple[list[str], dict[str, str]]:
     if len(left_out) == len(impls):
         raise UsageError(f"nothing to run: {'; '.join(f'{impl} {why}' for impl, why in left_out.items())}")
     return [impl for impl in impls if impl not in left_out], left_out
-
-
-@contextlib.contextmanager
-def _threads(wanted: int | None) -> Iterator[int]:
-    """Set torch's threads for a while; yields how many there are."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(wanted or before)
-    try:
-        yield torch.get_num_threads()
-    finally:
-        torch.set_num_threads(before)
 
 
 def _shape(config: AttentionBench) -> "Shape":
@@ -241,21 +202,9 @@ def _report(config: AttentionBench, rows: Sequence[Row], settings: dict[str, Any
         print(f"wrote {config.json}", file=sys.stderr)
     if not settings["complete"]:
         print("interrupted: only what was finished until then is reported", file=sys.stderr)
-    _print_table(rows, settings)
+    print_table(make_table(rows, _title(settings)))
     for impl, why in settings["left_out"].items():
         print(f"{impl} left out: it {why}")
-
-
-def _print_table(rows: Sequence[Row], settings: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    title = _title(settings)
-    # Without a terminal, one line per row: for grep, or for a file.
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
-    with console.capture() as captured:
-        console.print(make_table(rows, title))
-    # Through print, so that a closed pipe is reported as everywhere else.
-    print(captured.get(), end="", flush=True)
 
 
 def _title(settings: dict[str, Any]) -> str:

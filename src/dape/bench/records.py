@@ -6,11 +6,12 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from dape.files import write_text
 
@@ -75,7 +76,11 @@ def _commit() -> str | None:
 # As a file -----------------------------------------------------------------------------------------------------------
 
 
-def write_json(path: Path, config: dict[str, Any], rows: Iterable[Row]) -> None:
+class JsonRow(Protocol):
+    def as_json(self) -> dict[str, Any]: ...
+
+
+def write_json(path: Path, config: dict[str, Any], rows: Iterable[JsonRow]) -> None:
     write_text(path, json.dumps({"config": config, "rows": [row.as_json() for row in rows]}, indent=2) + "\n")
 
 
@@ -114,6 +119,17 @@ def make_table(rows: Sequence[Row], title: str) -> "Table":
         table.add_row(*cells, *([row.note] if len(table.columns) > len(cells) else []))
         previous = group
     return table
+
+
+def print_table(table: "Table") -> None:
+    from rich.console import Console
+
+    # Without a terminal, one line per row: for grep, or for a file.
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+    with console.capture() as captured:
+        console.print(table)
+    # Through print, so that a closed pipe is reported as everywhere else.
+    print(captured.get(), end="", flush=True)
 
 
 def _number(value: float | None) -> str:

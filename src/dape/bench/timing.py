@@ -8,16 +8,17 @@ def interleaved(
     candidates: Mapping[str, Callable[[], object]],
     repeats: int,
     *,
+    warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[str, float]]:
     """Yield (name, seconds) for ``repeats`` timed calls of every candidate.
 
     Every round calls each candidate once and starts one candidate further, so that noise, heat and what the previous
-    call left in the caches hit all alike. An untimed round comes first. Results come one by one: whoever stops early
+    call left in the caches hit all alike. Untimed rounds come first. Results come one by one: whoever stops early
     keeps what was measured.
     """
     names = list(candidates)
-    for name in names:
+    for name in names * warm_up:
         candidates[name]()
     for round_ in range(repeats):
         first = round_ % max(len(names), 1)

@@ -50,7 +50,7 @@ class Results:
     rows: Mapping[tuple[str, int], Mapping[int, Row]]
     """(method, length) -> seed -> row."""
     left_out: tuple[str, ...] = ()
-    """Which rows do not count, and why; for people."""
+    """Sentences without full stop: which rows do not count, and why."""
 
     def at(self, method: str, length: int) -> Mapping[int, Row]:
         return self.rows.get((method, length), {})
@@ -119,7 +119,10 @@ def comparable(rows: Sequence[Row]) -> tuple[list[Row], tuple[str, ...]]:
     lengths: dict[tuple[str, str], set[int]] = {}
     for row, difference in odd:
         lengths.setdefault((row.run, difference), set()).add(row.length)
-    sentences = [f"{run} at {in_words(sorted(at))}: {why}" for (run, why), at in lengths.items()]
+    runs: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for (run, why), at in lengths.items():
+        runs.setdefault((why, tuple(sorted(at))), []).append(run)
+    sentences = [f"{in_words(names)} at {in_words(at)}: left out, {why}" for (why, at), names in runs.items()]
     return [row for row in kept if id(row) in agreeing], tuple(sentences)
 
 

@@ -91,6 +91,7 @@ def _evaluate(job: Job, trainer: Any, folder: Path) -> int:
     for measured in measure(model, trainer.corpus.validation, job.evaluation, watch=watch):
         lines += [row.as_json() for row in as_rows(measured, subject, job.evaluation)]
     write_text(folder / ROWS, "\n".join(lines) + "\n")
+    (folder / PROGRESS).unlink(missing_ok=True)
     return 0
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dape.ops.attention.check import check_bias_shape
-from dape.ops.attention.tiles import LOG2_E, Call, TermSums, TileTerms, run_backward, run_forward
+from dape.ops.attention.tiles import LOG2_E, Call, TermSums, TileTerms, join_parts, run_backward, run_forward
 from dape.ops.attention.tiling import Tile
 from dape.positional.base import ScoreForm
 from dape.positional.grid import Grid
@@ -50,7 +50,7 @@ class _BiasTiles(torch.autograd.Function):
         own = sums.terms
         assert isinstance(own, _BiasSums)
         d_wa, d_w2 = (None, None) if sums.mixer is None else (sums.mixer.wa, sums.mixer.w2)
-        found = (dq, sums.dk, sums.dv, d_wa, own.wb, own.b1, d_w2, own.b2, *own.parameters)
+        found = (dq, join_parts(sums.dk), join_parts(sums.dv), d_wa, own.wb, own.b1, d_w2, own.b2, *own.parameters)
         inputs = (q, k, v, wa, wb, b1, w2, b2, *parameters)
         grads = (None if x is None or g is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True))
         return (None, None, *grads)
@@ -90,7 +90,8 @@ class _BiasTerms:
         if self.form.source is not None:
             with torch.set_grad_enabled(backward):
                 bias = self.form.source.on(self.module, grid).to(self.call.dtype)
-            check_bias_shape(bias, (self.call.heads, tile.rows, tile.keys))
+                check_bias_shape(bias, (self.call.heads, tile.rows, tile.keys))
+                bias = bias.unsqueeze(1) if bias.dim() == 3 else bias.transpose(0, 1)
         return TileTerms(static=self._static(bias, grid), pre=self._pre(bias), bias=bias)
 
     def _part(self, tile: Tile) -> Grid:
@@ -100,22 +101,25 @@ class _BiasTerms:
     def _static(self, bias: Tensor | None, grid: Grid) -> Tensor | None:
         static = None if bias is None or not self.form.adds_bias else bias.detach()
         if self.b2 is not None:
-            b2 = self.b2.to(self.call.dtype).view(-1, 1, 1)
+            b2 = self.b2.to(self.call.dtype).view(-1, 1, 1, 1)
             static = b2 if static is None else static + b2
         visible = grid.visible()
         if visible is None:
             return None if static is None else static * LOG2_E
-        hidden = ~visible.unsqueeze(-3)
-        static = self.call.q.new_zeros(1, 1, 1) if static is None else static * LOG2_E
-        return torch.where(hidden, -torch.inf, static)
+        static = (
+            torch.zeros(1, 1, 1, 1, dtype=self.call.dtype, device=self.call.device)
+            if static is None
+            else static * LOG2_E
+        )
+        return torch.where(visible, static, -torch.inf)
 
     def _pre(self, bias: Tensor | None) -> Tensor | None:
         if self.b1 is None:
             return None
-        b1 = self.b1.to(self.call.dtype).view(-1, 1, 1)
+        b1 = self.b1.to(self.call.dtype).view(-1, 1, 1, 1)
         if bias is None or self.wb is None:
             return b1
-        return (self.wb.to(self.call.dtype) @ bias.detach().flatten(-2)).unflatten(-1, bias.shape[-2:]).add_(b1)
+        return (self.wb.to(self.call.dtype) @ bias.detach().flatten(1)).unflatten(1, bias.shape[1:]).add_(b1)
 
     def sums(self) -> "_BiasSums":
         return _BiasSums(self)
@@ -124,28 +128,30 @@ class _BiasTerms:
 class _BiasSums:
     def __init__(self, terms: _BiasTerms) -> None:
         self._terms = terms
-        new_zeros = terms.call.q.new_zeros
-        self.wb, self.b1, self.b2 = (None if x is None else new_zeros(x.shape) for x in (terms.wb, terms.b1, terms.b2))
-        self.parameters = [new_zeros(p.shape) for p in terms.parameters]
+
+        def zeros(x: Tensor) -> Tensor:
+            return torch.zeros(x.shape, dtype=terms.call.dtype, device=x.device)
+
+        self.wb, self.b1, self.b2 = (None if x is None else zeros(x) for x in (terms.wb, terms.b1, terms.b2))
+        self.parameters = [zeros(p) for p in terms.parameters]
 
     def add_tile(self, tile: Tile, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
         bias = terms.bias
-        # Where B is shared by the items of a tile, so is its gradient.
-        shared = bias is None or bias.dim() == 3
-        d_static = d_logits.sum(0) if shared else d_logits
-        d_pre = None if d_hidden is None else d_hidden.sum(0) if shared else d_hidden
+        if bias is None or bias.shape[1] == 1:
+            # Where B is shared by the items of a tile, so is its gradient.
+            d_logits, d_hidden = _sum_items(d_logits), None if d_hidden is None else _sum_items(d_hidden)
         if self.b2 is not None:
-            self.b2.add_(d_logits.sum((0, 2, 3)))
+            self.b2.add_(d_logits.sum((1, 2, 3)))
         if self.b1 is not None and d_hidden is not None:
-            self.b1.add_(d_hidden.sum((0, 2, 3)))
+            self.b1.add_(d_hidden.sum((1, 2, 3)))
         if bias is None:
             return
-        d_bias = d_static if self._terms.form.adds_bias else torch.zeros_like(d_static)
+        d_bias = d_logits if self._terms.form.adds_bias else torch.zeros_like(d_logits)
         wb = self._terms.wb
-        if self.wb is not None and wb is not None and d_pre is not None:
-            flat_bias, flat_pre = bias.detach().flatten(-2), d_pre.flatten(-2)
-            self.wb.add_(_sum_items(flat_pre @ flat_bias.transpose(-1, -2)))
-            d_bias = d_bias + (wb.to(d_bias.dtype).t() @ flat_pre).view(d_bias.shape)
+        if self.wb is not None and wb is not None and d_hidden is not None:
+            flat = d_hidden.flatten(1)
+            self.wb.addmm_(flat, bias.detach().flatten(1).t())
+            d_bias = d_bias + (wb.to(d_bias.dtype).t() @ flat).view(d_bias.shape)
         self._to_parameters(bias, d_bias)
 
     def _to_parameters(self, bias: Tensor, d_bias: Tensor) -> None:
@@ -168,5 +174,5 @@ class _BiasSums:
                 a.add_(b)
 
 
-def _sum_items(x: Tensor) -> Tensor:
-    return x if x.dim() == 2 else x.sum(0)
+def _sum_items(x: Float[Tensor, "c i r k"]) -> Float[Tensor, "c 1 r k"]:
+    return x if x.shape[1] == 1 else x.sum(1, keepdim=True)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dape.ops.attention.tiles import LOG2_E, Call, TermSums, TileTerms, run_backward, run_forward
+from dape.ops.attention.tiles import LOG2_E, Call, TermSums, TileTerms, join_parts, run_backward, run_forward
 from dape.ops.attention.tiling import Tile
 from dape.positional.base import accumulation_dtype
 
@@ -87,7 +87,8 @@ def _backward(
         absent.clone() if x is None or t is None else t.to(x.dtype)
         for t, x in ((sums.terms.static, static), (d_wa, wa), (sums.terms.pre, pre), (d_w2, w2))
     )
-    return dq.to(q.dtype), sums.dk.to(k.dtype), sums.dv.to(v.dtype), d_static, d_wa, d_pre, d_w2
+    dk, dv = join_parts(sums.dk), join_parts(sums.dv)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_static, d_wa, d_pre, d_w2
 
 
 @_backward.register_fake
@@ -130,8 +131,8 @@ class _LagTerms:
         self.table = self._logit_table()
         self.padding = None
         if key_padding_mask is not None:
-            zero = torch.zeros(key_padding_mask.shape, dtype=call.dtype, device=call.q.device)
-            self.padding = zero.masked_fill_(key_padding_mask, -math.inf)[:, None, None, :]
+            zero = torch.zeros(key_padding_mask.shape, dtype=call.dtype, device=call.device)
+            self.padding = zero.masked_fill_(key_padding_mask, -math.inf).unsqueeze(1)
 
     def _logit_table(self) -> Float[Tensor, "h n"] | None:
         """The static table in base 2, -inf where the causal mask hides; None if neither exists."""
@@ -139,7 +140,7 @@ class _LagTerms:
         if self.static is not None:
             table = (self.static.to(call.dtype) * LOG2_E).contiguous()
         elif self.causal:
-            table = call.q.new_zeros(1, call.queries + call.keys - 1)
+            table = torch.zeros(1, call.queries + call.keys - 1, dtype=call.dtype, device=call.device)
         else:
             return None
         if self.causal:
@@ -150,15 +151,15 @@ class _LagTerms:
         """Table index of the tile's first cell: its last row against key 0."""
         return self.call.queries - tile.i1
 
-    def view(self, table: Float[Tensor, "c n"], tile: Tile) -> Float[Tensor, "c r k"]:
+    def view(self, table: Float[Tensor, "c n"], tile: Tile) -> Float[Tensor, "c 1 r k"]:
         """The table on every cell of the tile, without a copy."""
         where = table.storage_offset() + self.start(tile)
-        return table.as_strided((len(table), tile.rows, tile.keys), (table.stride(0), 1, 1), where)
+        return table.as_strided((len(table), 1, tile.rows, tile.keys), (table.stride(0), 0, 1, 1), where)
 
     def on(self, tile: Tile, *, backward: bool = False) -> TileTerms:
         static = None if self.table is None else self.view(self.table, tile)
         if self.padding is not None:
-            padding = self.padding[tile.b0 : tile.b1, ..., : tile.keys]
+            padding = self.padding[tile.b0 : tile.b1, :, : tile.keys]
             static = padding if static is None else static + padding
         return TileTerms(static=static, pre=None if self.pre is None else self.view(self.pre, tile))
 
@@ -169,19 +170,21 @@ class _LagTerms:
 class _TableSums:
     def __init__(self, terms: _LagTerms) -> None:
         self._terms = terms
-        new_zeros = terms.call.q.new_zeros
-        self.static = None if terms.static is None else new_zeros(terms.static.shape)
-        self.pre = None if terms.pre is None else new_zeros(terms.pre.shape)
+
+        def zeros(table: Tensor | None) -> Tensor | None:
+            return None if table is None else torch.zeros(table.shape, dtype=terms.call.dtype, device=table.device)
+
+        self.static, self.pre = zeros(terms.static), zeros(terms.pre)
 
     def add_tile(self, tile: Tile, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
         for total, x in ((self.static, d_logits), (self.pre, d_hidden)):
             if total is not None and x is not None:
                 self._add_diagonals(total, x, tile)
 
-    def _add_diagonals(self, total: Float[Tensor, "c n"], x: Float[Tensor, "i c r k"], tile: Tile) -> None:
-        x = x[0] if len(x) == 1 else x.sum(0)
-        # A causal tile whose keys end at its last row's own is zero beyond its main anti-diagonal.
-        corner_hidden = self._terms.causal and tile.keys == self._terms.offset + tile.i1
+    def _add_diagonals(self, total: Float[Tensor, "c n"], x: Float[Tensor, "c i r k"], tile: Tile) -> None:
+        x = x.squeeze(1) if tile.items == 1 else x.sum(1)
+        # A causal tile whose keys reach its last row's own or further is zero beyond its main anti-diagonal.
+        corner_hidden = self._terms.causal and tile.keys >= self._terms.offset + tile.i1
         sums = _diagonals_of_triangle(x) if corner_hidden else _diagonals(x)
         start = self._terms.start(tile)
         total[:, start : start + sums.shape[1]].add_(sums)
@@ -206,8 +209,8 @@ def _diagonals_of_triangle(x: Float[Tensor, "c r k"]) -> Float[Tensor, "c k"]:
     channels, rows, keys = x.shape
     if keys == 1:
         return x.sum(1)
-    x = x.contiguous()
-    sums = x.as_strided((channels, rows, keys - 1), (rows * keys, keys - 1, 1), x.storage_offset()).sum(1)
+    channel, start = x.stride(0), x.storage_offset()
+    sums = x.as_strided((channels, rows, keys - 1), (channel, keys - 1, 1), start).sum(1)
     sums[:, 0] = x[:, 0, 0]
-    last = x.as_strided((channels, rows), (rows * keys, keys - 1), x.storage_offset() + keys - 1).sum(1)
+    last = x.as_strided((channels, rows), (channel, keys - 1), start + keys - 1).sum(1)
     return torch.cat([sums, last.unsqueeze(1)], dim=1)

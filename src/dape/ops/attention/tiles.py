@@ -4,14 +4,14 @@
 
 tile by tile, forward and backward, without ever holding a whole matrix. README.md in this folder derives the backward
 pass and explains the layout. A tile holds all heads of some query rows, *in reversed order*, against the keys they see:
-[item, head, row, key]. Where ``static`` and ``pre`` come from is the business of :class:`Terms`: tables over lags
+[head, item, row, key]. Where ``static`` and ``pre`` come from is the business of :class:`Terms`: tables over lags
 (``lag_tables.py``) or a bias evaluated on each tile (``bias_tiles.py``).
 
 Logits are kept in base 2 (log2 e is folded into the last product), exp2 being cheaper than exp.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -25,7 +25,9 @@ from dape.positional.base import LEAKY_SLOPE, accumulation_dtype
 
 LOG2_E = math.log2(math.e)
 STRIP_BYTES = 1 << 20
-"""Hidden units made at a time in the forward pass: about a core's own cache (measured in docs/lab-notes.md)."""
+"""Hidden units made at a time: about a core's own cache (measured in docs/lab-notes.md)."""
+CACHE_LINE = 64
+MANY_PRODUCTS = 16
 MAX_BACKWARD_WORKERS = 16
 """Each worker of the backward pass sums its own gradients of k and v; more would cost more memory than they save."""
 _leaky_backward = torch.ops.aten.leaky_relu_backward.grad_input
@@ -35,11 +37,11 @@ _leaky_backward = torch.ops.aten.leaky_relu_backward.grad_input
 class TileTerms:
     """The parts of a tile's logits that no content enters, broadcastable over the tile."""
 
-    static: Float[Tensor, "*i #h r k"] | None
+    static: Float[Tensor, "#h #i #r k"] | None
     """Added to the logits, in base 2, -inf where a mask hides."""
-    pre: Float[Tensor, "*i D r k"] | None
+    pre: Float[Tensor, "D #i #r #k"] | None
     """Added to the hidden units before the activation."""
-    bias: Float[Tensor, "*i h r k"] | None = None
+    bias: Float[Tensor, "h #i r k"] | None = None
     """B with its graph, where the backward pass of the terms needs it."""
 
 
@@ -85,139 +87,160 @@ class Terms(Protocol):
 
 
 class Call:
-    """The inputs of one call in the precision of the computation."""
+    """The inputs of one call in the precision of the computation and in the order of the tiles: cut into parts of a few
+    items, [head, item, row, width] each, query rows reversed and scaled."""
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, wa: Tensor | None, w2: Tensor | None, *, causal_offset: int | None
     ) -> None:
-        self.dtype = accumulation_dtype(q.dtype)
-        self.q, self.k, self.v = (x.to(self.dtype).contiguous() for x in (q, k, v))
-        self.batch, self.heads, self.queries, width = q.shape
+        self.dtype, self.device = accumulation_dtype(q.dtype), q.device
+        self.batch, self.heads, self.queries, self.width = q.shape
         self.kv_heads, self.keys = k.shape[1:3]
-        self.scale = 1 / math.sqrt(width)
+        self.value_width = v.shape[-1]
+        self.scale = 1 / math.sqrt(self.width)
         self.causal_offset = causal_offset
         """Row i sees the first causal_offset + i + 1 keys; None: tiles take all keys."""
         self.mixer = None
         if wa is not None and w2 is not None:
             self.mixer = Mixer(wa.to(self.dtype).contiguous(), w2.to(self.dtype).contiguous())
         self.hidden = 0 if wa is None else wa.shape[0]
+        self.tiles = self._plan()
+        self.items = self.tiles[0].items if self.tiles else 1
+        self.q = [part.mul_(self.scale) for part in self.reversed_parts(q)]
+        self.k, self.v = self.parts(k), self.parts(v)
 
-    def shares(self, *, backward: bool = False) -> list[list[Tile]]:
-        tiles = plan_tiles(
+    def _plan(self) -> list[Tile]:
+        # Heads that share a key head are stacked as more rows, which is possible within one item.
+        shared = self.kv_heads < self.heads
+        return plan_tiles(
             batch=self.batch,
             queries=self.queries,
             keys=self.keys,
             offset=self.causal_offset,
             planes=max(self.hidden, self.heads),
             itemsize=self.dtype.itemsize,
+            most_items=1 if shared else -(-self.batch // self.workers),
         )
-        workers = torch.get_num_threads() if self.q.device.type == "cpu" else 1
-        if backward:
-            workers = min(workers, MAX_BACKWARD_WORKERS)
-        return balanced_shares(tiles, lambda tile: tile.cells, workers)
 
-    def scaled_queries(self, tile: Tile) -> Float[Tensor, "i r d"]:
-        """The tile's query rows, reversed and scaled; heads that share a key head are stacked as more rows."""
-        rows = rows_of(self.q, tile).flip(2) * self.scale
-        return rows.view(tile.items * self.kv_heads, -1, rows.shape[-1])
+    @property
+    def workers(self) -> int:
+        return torch.get_num_threads() if self.device.type == "cpu" else 1
 
-    def keys_of(self, x: Float[Tensor, "b g k d"], tile: Tile) -> Float[Tensor, "i k d"]:
-        return x[tile.b0 : tile.b1, :, : tile.keys].flatten(0, 1)
+    def shares(self, *, backward: bool = False) -> list[list[Tile]]:
+        workers = min(self.workers, MAX_BACKWARD_WORKERS) if backward else self.workers
+        return balanced_shares(self.tiles, lambda tile: tile.cells, workers)
 
-    def scores(self, tile: Tile, into: Tensor) -> Float[Tensor, "i h r k"]:
-        flat = into.view(tile.items * self.kv_heads, -1, tile.keys)
-        torch.bmm(self.scaled_queries(tile), self.keys_of(self.k, tile).transpose(1, 2), out=flat)
+    def parts(self, x: Float[Tensor, "b h *n"]) -> list[Float[Tensor, "h i *n"]]:
+        return [part.transpose(0, 1).to(self.dtype).contiguous() for part in x.split(self.items)]
+
+    def reversed_parts(self, x: Float[Tensor, "b h q *n"]) -> list[Float[Tensor, "h i q *n"]]:
+        return self.parts(x.flip(2))
+
+    def rows_of(self, parts: list[Tensor], tile: Tile) -> Float[Tensor, "h i r *n"]:
+        """The rows of a tile, from parts of reversed rows."""
+        return parts[tile.b0 // self.items][:, :, self.queries - tile.i1 : self.queries - tile.i0]
+
+    def keys_of(self, parts: list[Float[Tensor, "g i k d"]], tile: Tile) -> Float[Tensor, "n k d"]:
+        return parts[tile.b0 // self.items][:, :, : tile.keys].flatten(0, 1)
+
+    def stacked(self, x: Float[Tensor, "h i r n"]) -> Float[Tensor, "g*i r n"]:
+        """One matrix for each item and key head."""
+        return x.reshape(self.kv_heads * x.shape[1], -1, x.shape[-1])
+
+    def scores(self, tile: Tile, into: Tensor) -> Float[Tensor, "h i r k"]:
+        return self.times_keys(self.rows_of(self.q, tile), self.k, tile, into)
+
+    def times_keys(self, rows: Tensor, parts: list[Tensor], tile: Tile, into: Tensor) -> Float[Tensor, "h i r k"]:
+        torch.bmm(self.stacked(rows), self.keys_of(parts, tile).transpose(1, 2), out=self.stacked(into))
         return into
 
-    def hidden_units(self, scores: Tensor, terms: TileTerms, tile: Tile, into: Tensor) -> Float[Tensor, "i D c"] | None:
+    def strips(self, tile: Tile) -> Iterator[tuple[Tile, slice]]:
+        """What is computed at a time from the scores to the logits; without hidden units the whole tile."""
+        return tile.strips(STRIP_BYTES // (self.hidden * self.dtype.itemsize) if self.hidden else tile.cells)
+
+    def hidden_units(
+        self, scores: Float[Tensor, "h c"], terms: TileTerms, strip: Tile, into: Float[Tensor, "D c"]
+    ) -> Float[Tensor, "D c"] | None:
         """leaky(wa . A + pre), if there is an f."""
         if self.mixer is None:
             return None
         assert terms.pre is not None
-        _mix_heads(self.mixer.wa, scores.view(tile.items, self.heads, -1), into)
-        into.view(tile.items, -1, tile.rows, tile.keys).add_(terms.pre)
+        torch.mm(self.mixer.wa, scores, out=into)
+        on_cells(into, strip).add_(terms.pre)
         return torch.nn.functional.leaky_relu_(into, LEAKY_SLOPE)
 
-    def logits(self, scores: Tensor, hidden: Tensor | None, terms: TileTerms, tile: Tile, into: Tensor) -> Tensor:
+    def logits(
+        self, scores: Float[Tensor, "h c"], hidden: Tensor | None, terms: TileTerms, strip: Tile, into: Tensor
+    ) -> Float[Tensor, "h i r k"]:
         """Masked logits in base 2. ``into`` may be ``scores``."""
         if self.mixer is None or hidden is None:
             torch.mul(scores, LOG2_E, out=into)
         else:
-            cells = (tile.items, self.heads, -1)
-            _add_mixed_heads(scores.view(cells), self.mixer.w2, hidden, into.view(cells))
-        return into if terms.static is None else into.add_(terms.static)
-
-    def logits_in_place(self, scores: Tensor, terms: TileTerms, tile: Tile, scratch: "_Scratch") -> Tensor:
-        """As ``logits``, overwriting the scores. The hidden units of a single item are made a few rows at a time, so
-        that they never leave the core's own cache."""
-        if self.mixer is None or terms.pre is None or tile.items > 1:
-            hidden = self.hidden_units(scores, terms, tile, scratch.hidden(tile))
-            return self.logits(scores, hidden, terms, tile, into=scores)
-        flat = scores.view(self.heads, -1)
-        pre = terms.pre[0] if terms.pre.dim() == 4 else terms.pre
-        step = max(1, STRIP_BYTES // (self.hidden * tile.keys * self.dtype.itemsize))
-        for first in range(0, tile.rows, step):
-            rows = min(step, tile.rows - first)
-            strip = flat[:, first * tile.keys : (first + rows) * tile.keys]
-            hidden = scratch.strip(rows * tile.keys)
-            torch.mm(self.mixer.wa, strip, out=hidden)
-            part = pre if pre.shape[1] == 1 else pre[:, first : first + rows]
-            hidden.view(self.hidden, rows, tile.keys).add_(part)
-            torch.nn.functional.leaky_relu_(hidden, LEAKY_SLOPE)
-            torch.addmm(strip, self.mixer.w2, hidden, beta=LOG2_E, alpha=LOG2_E, out=strip)
-        return scores if terms.static is None else scores.add_(terms.static)
-
-    def times_values(self, weights: Tensor, tile: Tile) -> Float[Tensor, "i h r e"]:
-        flat = weights.view(tile.items * self.kv_heads, -1, tile.keys)
-        return torch.bmm(flat, self.keys_of(self.v, tile)).view(tile.items, self.heads, tile.rows, -1)
+            torch.addmm(scores, self.mixer.w2, hidden, beta=LOG2_E, alpha=LOG2_E, out=into)
+        logits = on_cells(into, strip)
+        return logits if terms.static is None else logits.add_(terms.static)
 
 
 def run_forward(
     call: Call, terms: Terms, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:
     """Output, and per row the base-2 logarithm of the softmax denominator."""
-    shape, device = call.q.shape[:-1], call.q.device
-    out = torch.empty(*shape, call.v.shape[-1], dtype=dtype, device=device)
+    shape, device = (call.batch, call.heads, call.queries), call.device
+    out = torch.empty(*shape, call.value_width, dtype=dtype, device=device)
     lse = torch.empty(shape, dtype=call.dtype, device=device)
 
     def work(tiles: Sequence[Tile]) -> None:
         scratch = _Scratch(call, tiles, head_planes=1, hidden_planes=1)
         for tile in tiles:
             if tile.keys == 0:
-                rows_of(out, tile).zero_()
-                rows_of(lse, tile).zero_()
+                original_rows(out, tile).zero_()
+                original_rows(lse, tile).zero_()
             else:
-                _forward_tile(call, tile, terms.on(tile), scratch, out, lse)
+                _forward_tile(call, tile, terms, scratch, out, lse)
 
     run_shares(work, call.shares(), device=device)
     return out, lse
 
 
-def _forward_tile(call: Call, tile: Tile, terms: TileTerms, scratch: "_Scratch", out: Tensor, lse: Tensor) -> None:
-    scores = call.scores(tile, scratch.heads(tile))
-    logits = call.logits_in_place(scores, terms, tile, scratch)
+def _forward_tile(call: Call, tile: Tile, terms: Terms, scratch: "_Scratch", out: Tensor, lse: Tensor) -> None:
+    logits = call.scores(tile, scratch.heads(tile))
+    for strip, columns in call.strips(tile):
+        part, own = logits.flatten(1)[:, columns], terms.on(strip)
+        hidden = call.hidden_units(part, own, strip, scratch.hidden(strip))
+        call.logits(part, hidden, own, strip, into=part)
     top = logits.amax(-1, keepdim=True).clamp_(min=torch.finfo(call.dtype).min)
     weights = logits.sub_(top).exp2_()
     # A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
     total = weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(call.dtype).tiny)
-    rows_of(out, tile).copy_(call.times_values(weights, tile).div_(total).flip(2))
-    rows_of(lse, tile).copy_((top + total.log2()).squeeze(-1).flip(2))
+    values = torch.bmm(call.stacked(weights), call.keys_of(call.v, tile)).view(*weights.shape[:-1], -1)
+    original_rows(out, tile).copy_(values.div_(total).flip(2))
+    original_rows(lse, tile).copy_(total.log2_().add_(top).squeeze(-1).flip(2))
 
 
 class Gradients:
     """One worker's share of the gradients that many tiles contribute to."""
 
     def __init__(self, call: Call, terms: Terms) -> None:
-        self.dk, self.dv = torch.zeros_like(call.k), torch.zeros_like(call.v)
+        self.dk, self.dv = ([torch.zeros_like(part) for part in parts] for parts in (call.k, call.v))
         self.mixer = None if call.mixer is None else MixerSums(call.mixer)
         self.terms = terms.sums()
 
     def add_(self, other: "Gradients") -> None:
-        self.dk.add_(other.dk)
-        self.dv.add_(other.dv)
+        for mine, theirs in zip(self.dk + self.dv, other.dk + other.dv, strict=True):
+            mine.add_(theirs)
         if self.mixer is not None and other.mixer is not None:
             self.mixer.add_(other.mixer)
         self.terms.add_(other.terms)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the forward pass left and the gradient that came back, in the order of the tiles."""
+
+    d_out: list[Float[Tensor, "h i q e"]]
+    delta: list[Float[Tensor, "h i q 1"]]
+    """Per row the sum of d_out * out, which the softmax subtracts."""
+    lse: list[Float[Tensor, "h i q 1"]]
 
 
 def run_backward(
@@ -225,17 +248,18 @@ def run_backward(
 ) -> tuple[Float[Tensor, "b h q d"], Gradients]:
     """The gradient of q, and everything else that has one."""
     grad = grad.to(call.dtype)
-    delta = (grad * out.to(call.dtype)).sum(-1)
-    dq = torch.empty_like(call.q)
+    delta = (grad * out.to(call.dtype)).sum(-1, keepdim=True)
+    outcome = Outcome(*(call.reversed_parts(x) for x in (grad, delta, lse.unsqueeze(-1))))
+    dq = torch.empty(call.batch, call.heads, call.queries, call.width, dtype=call.dtype, device=call.device)
 
     def work(tiles: Sequence[Tile]) -> Gradients:
         scratch = _Scratch(call, tiles, head_planes=3, hidden_planes=2)
         sums = Gradients(call, terms)
         for tile in tiles:
             if tile.keys == 0:
-                rows_of(dq, tile).zero_()
+                original_rows(dq, tile).zero_()
             else:
-                _backward_tile(call, tile, terms.on(tile, backward=True), scratch, sums, grad, delta, lse, dq)
+                _backward_tile(call, tile, terms, scratch, sums, outcome, dq)
         return sums
 
     first, *others = run_shares(work, call.shares(backward=True), device=dq.device) or [Gradients(call, terms)]
@@ -245,104 +269,96 @@ def run_backward(
 
 
 def _backward_tile(
+    call: Call, tile: Tile, terms: Terms, scratch: "_Scratch", sums: Gradients, outcome: Outcome, dq: Tensor
+) -> None:
+    """Recompute the tile's weights P, then: dL = P (dO v' - delta), through f to dA, from there to q and k."""
+    scores, weights, d_logits = (scratch.heads(tile, plane) for plane in range(3))
+    d_out = call.rows_of(outcome.d_out, tile)
+    call.scores(tile, scores)
+    call.times_keys(d_out, call.v, tile, into=d_logits)
+    for strip, columns in call.strips(tile):
+        part = (x.flatten(1)[:, columns] for x in (scores, weights, d_logits))
+        _backward_strip(call, strip, terms.on(strip, backward=True), scratch, sums, outcome, *part)
+    d_scores = d_logits
+
+    _add_products(call.keys_of(sums.dv, tile), call.stacked(weights).transpose(1, 2), call.stacked(d_out))
+    q = call.stacked(call.rows_of(call.q, tile))
+    _add_products(call.keys_of(sums.dk, tile), call.stacked(d_scores).transpose(1, 2), q)
+    dq_rows = torch.bmm(call.stacked(d_scores), call.keys_of(call.k, tile)).view(*d_scores.shape[:-1], -1)
+    original_rows(dq, tile).copy_(dq_rows.mul_(call.scale).flip(2))
+
+
+def _backward_strip(
     call: Call,
-    tile: Tile,
+    strip: Tile,
     terms: TileTerms,
     scratch: "_Scratch",
     sums: Gradients,
-    grad: Tensor,
-    delta: Tensor,
-    lse: Tensor,
-    dq: Tensor,
+    outcome: Outcome,
+    scores: Float[Tensor, "h c"],
+    weights: Float[Tensor, "h c"],
+    d_logits: Float[Tensor, "h c"],
 ) -> None:
-    """Recompute the tile's weights P, then: dL = P (dO v' - delta), through f to dA, from there to q and k."""
-    flat_heads = (tile.items * call.kv_heads, -1, tile.keys)
-    scores = call.scores(tile, scratch.heads(tile, 0))
-    hidden = call.hidden_units(scores, terms, tile, scratch.hidden(tile, 0))
-    weights = call.logits(scores, hidden, terms, tile, into=scratch.heads(tile, 1))
-    weights.sub_(rows_of(lse, tile).flip(2).unsqueeze(-1)).exp2_()
-
-    d_out = rows_of(grad, tile).flip(2).reshape(tile.items * call.kv_heads, -1, grad.shape[-1])
-    call.keys_of(sums.dv, tile).baddbmm_(weights.view(flat_heads).transpose(1, 2), d_out)
-    d_logits = scratch.heads(tile, 2)
-    torch.bmm(d_out, call.keys_of(call.v, tile).transpose(1, 2), out=d_logits.view(flat_heads))
-    d_logits.sub_(rows_of(delta, tile).flip(2).unsqueeze(-1)).mul_(weights)
-
-    d_hidden = None
-    if call.mixer is not None and sums.mixer is not None and hidden is not None:
-        d_hidden = _backward_through_f(call.mixer, scores, hidden, d_logits, scratch.hidden(tile, 1), sums.mixer)
-    sums.terms.add_tile(
-        tile, terms, d_logits, None if d_hidden is None else d_hidden.view(tile.items, -1, tile.rows, tile.keys)
-    )
-    if call.mixer is not None and d_hidden is not None:
-        _accumulate_mixed_heads(d_logits.flatten(2), call.mixer.wa.t(), d_hidden)
-
-    d_scores = d_logits.view(flat_heads)
-    dq_rows = torch.bmm(d_scores, call.keys_of(call.k, tile)).view(tile.items, call.heads, tile.rows, -1)
-    rows_of(dq, tile).copy_(dq_rows.mul_(call.scale).flip(2))
-    call.keys_of(sums.dk, tile).baddbmm_(d_scores.transpose(1, 2), call.scaled_queries(tile))
-
-
-def _backward_through_f(
-    mixer: Mixer, scores: Tensor, hidden: Tensor, d_logits: Tensor, d_hidden: Tensor, sums: MixerSums
-) -> Float[Tensor, "i D c"]:
-    """dZ = leaky' (w2' dL), the gradient before the activation; adds those of w2 and wa on the way."""
-    scores, d_logits = scores.flatten(2), d_logits.flatten(2)
-    _mix_heads(mixer.w2.t(), d_logits, d_hidden)
-    for d_item, item in zip(d_logits, hidden, strict=True):
-        sums.w2.addmm_(d_item, item.t())
+    """Fills in the weights, and turns the gradient of the weights in ``d_logits`` into that of the scores."""
+    hidden = call.hidden_units(scores, terms, strip, scratch.hidden(strip, 0))
+    call.logits(scores, hidden, terms, strip, into=weights).sub_(call.rows_of(outcome.lse, strip)).exp2_()
+    on_cells(d_logits, strip).sub_(call.rows_of(outcome.delta, strip))
+    d_logits.mul_(weights)
+    if call.mixer is None or sums.mixer is None or hidden is None:
+        sums.terms.add_tile(strip, terms, on_cells(d_logits, strip), None)
+        return
+    d_hidden = scratch.hidden(strip, 1)
+    torch.mm(call.mixer.w2.t(), d_logits, out=d_hidden)
     # The activation keeps the sign, so its result tells the slope.
     _leaky_backward(d_hidden, hidden, LEAKY_SLOPE, True, grad_input=d_hidden)
-    for d_item, item in zip(d_hidden, scores, strict=True):
-        sums.wa_transposed.addmm_(item, d_item.t())
-    return d_hidden
+    sums.mixer.w2.addmm_(d_logits, hidden.t())
+    sums.mixer.wa_transposed.addmm_(scores, d_hidden.t())
+    sums.terms.add_tile(strip, terms, on_cells(d_logits, strip), on_cells(d_hidden, strip))
+    d_logits.addmm_(call.mixer.wa.t(), d_hidden)
 
 
 class _Scratch:
     """One worker's buffers, allocated once for its largest tile."""
 
     def __init__(self, call: Call, tiles: Sequence[Tile], *, head_planes: int, hidden_planes: int) -> None:
+        self._heads, self._units, self._line = call.heads, call.hidden, CACHE_LINE // call.dtype.itemsize
         cells = max((tile.cells for tile in tiles), default=0)
-        self._heads, self._units = call.heads, call.hidden
-        self._head_planes = [call.q.new_empty(call.heads * cells) for _ in range(head_planes)]
-        self._hidden_planes = [call.q.new_empty(call.hidden * cells) for _ in range(hidden_planes)]
+        strip = max((strip.cells for tile in tiles for strip, _ in call.strips(tile)), default=0) if call.hidden else 0
 
-    def heads(self, tile: Tile, which: int = 0) -> Float[Tensor, "i h r k"]:
+        def new(size: int) -> Tensor:
+            return torch.empty(size, dtype=call.dtype, device=call.device)
+
+        self._head_planes = [new(self._heads * cells) for _ in range(head_planes)]
+        self._hidden_planes = [new(self._units * self._odd_lines(strip)) for _ in range(hidden_planes)]
+
+    def heads(self, tile: Tile, which: int = 0) -> Float[Tensor, "h i r k"]:
         size = self._heads * tile.cells
-        return self._head_planes[which][:size].view(tile.items, self._heads, tile.rows, tile.keys)
+        return self._head_planes[which][:size].view(self._heads, tile.items, tile.rows, tile.keys)
 
-    def strip(self, cells: int) -> Float[Tensor, "D c"]:
-        return self._hidden_planes[0][: self._units * cells].view(self._units, cells)
+    def hidden(self, strip: Tile, which: int = 0) -> Float[Tensor, "D c"]:
+        return self._hidden_planes[which].as_strided((self._units, strip.cells), (self._odd_lines(strip.cells), 1))
 
-    def hidden(self, tile: Tile, which: int = 0) -> Float[Tensor, "i D c"]:
-        size = self._units * tile.cells
-        return self._hidden_planes[which][:size].view(tile.items, self._units, tile.rows * tile.keys)
-
-
-def rows_of(x: Tensor, tile: Tile) -> Tensor:
-    return x[tile.b0 : tile.b1, :, tile.i0 : tile.i1]
+    def _odd_lines(self, cells: int) -> int:
+        """The distance of two units: an odd number of cache lines. At a multiple of 4 kB, usual for a power of two of
+        keys, all units of a cell would compete for the same few places in the cache, and products take 1.5 x as long."""
+        return (-(-cells // self._line) | 1) * self._line
 
 
-def _mix_heads(weight: Tensor, x: Tensor, into: Tensor) -> None:
-    """into = weight . x over the head axis of [item, head, cell]."""
-    if len(x) == 1:
-        torch.mm(weight, x[0], out=into[0])
+def original_rows(x: Float[Tensor, "b h q *n"], tile: Tile) -> Float[Tensor, "h i r *n"]:
+    return x[tile.b0 : tile.b1, :, tile.i0 : tile.i1].transpose(0, 1)
+
+
+def join_parts(parts: list[Float[Tensor, "h i *n"]]) -> Float[Tensor, "b h *n"]:
+    return torch.cat([part.transpose(0, 1) for part in parts]).contiguous()
+
+
+def on_cells(x: Float[Tensor, "n c"], strip: Tile) -> Float[Tensor, "n i r k"]:
+    return x.view(len(x), strip.items, strip.rows, strip.keys)
+
+
+def _add_products(total: Float[Tensor, "n a b"], x: Float[Tensor, "n a c"], y: Float[Tensor, "n c b"]) -> None:
+    """total += x y. Into part of a tensor torch adds one product after the other, which is slow if they are many."""
+    if total.is_contiguous() or len(total) <= MANY_PRODUCTS:
+        total.baddbmm_(x, y)
     else:
-        torch.bmm(weight.expand(len(x), *weight.shape), x, out=into)
-
-
-def _add_mixed_heads(scores: Tensor, weight: Tensor, hidden: Tensor, into: Tensor) -> None:
-    """into = (scores + weight . hidden) in base 2. ``into`` may be ``scores``."""
-    if len(scores) == 1:
-        torch.addmm(scores[0], weight, hidden[0], beta=LOG2_E, alpha=LOG2_E, out=into[0])
-    else:
-        batch = weight.expand(len(scores), *weight.shape)
-        torch.baddbmm(scores, batch, hidden, beta=LOG2_E, alpha=LOG2_E, out=into)
-
-
-def _accumulate_mixed_heads(x: Tensor, weight: Tensor, hidden: Tensor) -> None:
-    """x += weight . hidden"""
-    if len(x) == 1:
-        x[0].addmm_(weight, hidden[0])
-    else:
-        x.baddbmm_(weight.expand(len(x), *weight.shape), hidden)
+        total.add_(torch.bmm(x, y))

@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 MIN_ROWS = 32
@@ -32,29 +32,52 @@ class Tile:
     def cells(self) -> int:
         return self.items * self.rows * self.keys
 
+    def strips(self, cells: int) -> Iterator[tuple["Tile", slice]]:
+        """The tile in parts of about that many cells, each with its columns in a plane of the tile. Rows being stored in
+        reversed order, from the last row up. Only a single item is cut: several are small together."""
+        step = self.rows if self.items > 1 else min(self.rows, max(1, cells // max(1, self.keys)))
+        width = self.items * self.keys
+        for done in range(0, self.rows, step):
+            rows = min(step, self.rows - done)
+            strip = replace(self, i0=self.i1 - done - rows, i1=self.i1 - done)
+            yield strip, slice(done * width, (done + rows) * width)
+
 
 def plan_tiles(
-    *, batch: int, queries: int, keys: int, offset: int | None, planes: int, itemsize: int, budget: int | None = None
+    *,
+    batch: int,
+    queries: int,
+    keys: int,
+    offset: int | None,
+    planes: int,
+    itemsize: int,
+    budget: int | None = None,
+    most_items: int | None = None,
 ) -> list[Tile]:
-    """Tiles of about ``budget`` bytes, where a cell costs ``planes`` numbers.
+    """Tiles of about ``budget`` bytes, where a cell costs ``planes`` numbers. The batch is cut in the same places for
+    all rows: every ``tiles[0].items`` items.
 
     ``offset`` is the first query's position minus the first key's in a causal call with consecutive positions: row i
     then sees the first offset + i + 1 keys. None means that every row takes all keys.
     """
     cells = max(1, (budget or cache_share()) // (planes * itemsize))
-    tiles: list[Tile] = []
-    for i0, i1, seen in _row_blocks(queries, keys, offset, cells):
-        items = max(1, min(batch, cells // max(1, (i1 - i0) * seen)))
-        tiles += [Tile(b0, min(b0 + items, batch), i0, i1, seen) for b0 in range(0, batch, items)]
-    return tiles
+    items = min(batch, most_items or batch)
+    # Where several items make up for few rows, fewer rows leave fewer hidden cells in a causal tile.
+    rows = MIN_ROWS if items > 1 and offset is not None and 2 * MIN_ROWS * keys <= cells else None
+    blocks = list(_row_blocks(queries, keys, offset, cells, rows))
+    largest = max(((i1 - i0) * seen for i0, i1, seen in blocks), default=1)
+    items = max(1, min(items, cells // max(1, largest)))
+    return [Tile(b0, min(b0 + items, batch), *block) for block in blocks for b0 in range(0, batch, items)]
 
 
-def _row_blocks(queries: int, keys: int, offset: int | None, cells: int) -> Iterator[tuple[int, int, int]]:
+def _row_blocks(
+    queries: int, keys: int, offset: int | None, cells: int, fixed: int | None
+) -> Iterator[tuple[int, int, int]]:
     """From the last row up, so that the longest rows, which allow the fewest rows a block, set their block's size."""
     i1 = queries
     while i1 > 0:
         seen = keys if offset is None else max(0, min(keys, offset + i1))
-        rows = min(i1, max(MIN_ROWS, cells // max(1, seen) // MIN_ROWS * MIN_ROWS))
+        rows = min(i1, fixed or max(MIN_ROWS, cells // max(1, seen) // MIN_ROWS * MIN_ROWS))
         yield i1 - rows, i1, seen
         i1 -= rows
 
