@@ -1,0 +1,66 @@
+"""What the benchmark commands share: checks of their options, and torch's threads. Imports torch only where it must."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from dape.errors import UsageError
+from dape.positional.catalogue import RANDOMIZED, find
+
+INTERRUPTED = 130
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def check_counts(config: object, *names: str) -> None:
+    """None is left alone: it stands for a default."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UsageError(f"{flag(name)} must be at least 1, got {value}")
+
+
+def check_lengths(lengths: Sequence[int]) -> None:
+    if not lengths:
+        raise UsageError("--lengths needs at least one length")
+    if min(lengths) < 1:
+        raise UsageError(f"--lengths must be positive, got {min(lengths)}")
+
+
+def check_choices(name: str, given: Sequence[str], choices: Sequence[str]) -> None:
+    if not given:
+        raise UsageError(f"{flag(name)} needs at least one of {', '.join(choices)}")
+    for value in given:
+        if value not in choices:
+            raise UsageError(f"{flag(name)}: {value!r} is not known; choose from {', '.join(choices)}")
+
+
+def check_encoding(name: str, encoding: str) -> None:
+    try:
+        find(encoding.removeprefix(RANDOMIZED))
+    except ValueError as error:
+        raise UsageError(f"{flag(name)}: {error}") from error
+
+
+def check_device(name: str) -> None:
+    import torch
+
+    try:
+        torch.zeros(1, device=name).item()  # "meta" exists, but holds no numbers
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"--device {name}: cannot be used here ({reason})") from error
+
+
+@contextlib.contextmanager
+def torch_threads(wanted: int | None) -> Iterator[int]:
+    """Set torch's threads for a while; yields how many there are."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(wanted or before)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,166 @@
+"""What ``dape bench train`` runs: models with their optimizer, and one training step of each. Imports torch."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from dape.bench.plain_gpt import PlainGPT
+from dape.bench.train_records import PLAIN_GPT
+from dape.models.decoder import DecoderConfig, DecoderLM
+
+CLIP_NORM = 1.0
+LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One training problem, but for model and length."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    batch: int
+    precision: str
+    compile: bool
+    device: str
+    seed: int
+
+
+class Trainee:
+    """A model in training, always on the same batch: what is timed is computation, not loading of data."""
+
+    def __init__(self, model: nn.Module, workload: Workload, length: int) -> None:
+        self.model = model.to(workload.device).train()
+        self.call: Callable[..., Any] = torch.compile(self.model) if workload.compile else self.model
+        self.parameters = list(self.model.parameters())
+        self.optimizer = _adamw(self.parameters)
+        self.inputs, self.targets = make_batch(workload, length)
+        self.workload = workload
+
+    @property
+    def size(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    def loss(self) -> Float[Tensor, ""]:
+        with self._mixed_precision():
+            logits = self.call(self.inputs)
+            return F.cross_entropy(logits.flatten(0, 1).float(), self.targets.flatten())
+
+    def forward(self) -> None:
+        with torch.no_grad():
+            self.loss()
+        self._wait()
+
+    def forward_backward(self) -> None:
+        self.loss().backward()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._wait()
+
+    def step(self) -> None:
+        self.loss().backward()
+        nn.utils.clip_grad_norm_(self.parameters, CLIP_NORM)
+        self.optimizer.step()
+        if isinstance(self.model, DecoderLM):
+            self.model.project_()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._wait()
+
+    def _mixed_precision(self) -> contextlib.AbstractContextManager[object]:
+        """Half precision where autocast thinks it safe; weights, gradients and optimizer stay in float32."""
+        if self.workload.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(torch.device(self.workload.device).type, getattr(torch, self.workload.precision))
+
+    def _wait(self) -> None:
+        if torch.device(self.workload.device).type == "cuda":
+            torch.cuda.synchronize(self.workload.device)
+
+
+def _adamw(parameters: list[nn.Parameter]) -> torch.optim.AdamW:
+    try:
+        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
+    except RuntimeError:  # not for every device and version
+        return torch.optim.AdamW(parameters, lr=LEARNING_RATE)
+
+
+def make_batch(workload: Workload, length: int) -> tuple[Int[Tensor, "b t"], Int[Tensor, "b t"]]:
+    """Random tokens, and those that follow them."""
+    generator = torch.Generator().manual_seed(workload.seed)
+    tokens = torch.randint(workload.vocabulary, (workload.batch, length + 1), generator=generator)
+    tokens = tokens.to(workload.device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def make_model(name: str, workload: Workload, length: int) -> nn.Module:
+    """A model by the name of its encoding. Initial weights depend on the seed alone; the global state does not move."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(workload.seed)
+        ours = DecoderLM(
+            DecoderConfig(
+                layers=workload.layers,
+                width=workload.width,
+                heads=workload.heads,
+                vocabulary=workload.vocabulary,
+                encoding="rope" if name == PLAIN_GPT else name,
+                train_length=max(length, 2),
+            )
+        )
+        return _plain(ours, length) if name == PLAIN_GPT else ours
+
+
+def _plain(ours: DecoderLM, length: int) -> PlainGPT:
+    """The same weights in the yardstick."""
+    config = ours.config
+    plain = PlainGPT(
+        layers=config.layers, width=config.width, heads=config.heads, vocabulary=config.vocabulary, length=length
+    )
+    plain.load_state_dict(ours.state_dict())
+    return plain
+
+
+def make_trainee(name: str, workload: Workload, length: int) -> Trainee:
+    return Trainee(make_model(name, workload, length), workload, length)
+
+
+# Agreement -----------------------------------------------------------------------------------------------------------
+
+VERIFY_LENGTH = 33
+TOLERANCE = 1e-3
+"""Largest error allowed in float32, relative to the largest value."""
+
+
+def disagreements(workload: Workload) -> list[str]:
+    """Where our model with rotary positions departs from the yardstick, in words; empty when they agree.
+
+    With the same weights, loss and gradients must be the same. Width and heads are those of the workload; layers,
+    vocabulary and batch only repeat the same, so a few will do.
+    """
+    few = {
+        name: min(count, getattr(workload, name)) for name, count in (("layers", 2), ("vocabulary", 101), ("batch", 2))
+    }
+    small = replace(workload, **few, precision="float32", compile=False)
+    expected, found = (_loss_and_gradients(make_trainee(name, small, VERIFY_LENGTH)) for name in (PLAIN_GPT, "rope"))
+    errors = {name: _error(found[name], value) for name, value in expected.items()}
+    return [
+        f"rope: {name} is off by {error:.1e} of its largest value from {PLAIN_GPT} (allowed {TOLERANCE:.0e})"
+        for name, error in errors.items()
+        if not error <= TOLERANCE  # so that NaN is an error too
+    ]
+
+
+def _loss_and_gradients(trainee: Trainee) -> dict[str, Tensor]:
+    loss = trainee.loss()
+    names, parameters = zip(*trainee.model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(loss, parameters)
+    return {"loss": loss.detach()} | {f"gradient of {n}": g for n, g in zip(names, gradients, strict=True)}
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30)).item()

@@ -1,0 +1,111 @@
+"""A corpus for what a user typed: a prepared folder, text that is prepared on the way, or text that is always there."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from dape.data.bundled import BUNDLED
+from dape.data.prepare import Options, Watcher, prepare
+from dape.data.sources import digest, expand
+from dape.data.store import FORMAT, Corpus, is_prepared
+from dape.data.tokenizer import open_tokenizer, tokenizer_identity
+from dape.errors import UsageError
+
+SECONDS_UNTIL_ABANDONED = 24 * 3600
+
+
+def open_data(
+    spec: str, *, out: Path | None = None, tokenizer: str = "bytes", progress: Watcher | None = None
+) -> Corpus:
+    """The corpus behind ``spec``.
+
+    A prepared folder is opened. ``stdlib`` and ``sotu`` are prepared once and kept in a cache. Any other source of
+    ``dape prepare`` is prepared into ``out``, or found there if that has been done.
+    """
+    if spec in BUNDLED:
+        return _bundled(spec, out, tokenizer, progress)
+    if is_prepared(Path(spec)):
+        return _with_tokenizer(Corpus.open(Path(spec)), tokenizer)
+    if out is None:
+        raise UsageError(f"{spec}: not a prepared folder. Prepare it first: dape prepare {spec} --out DIR")
+    return prepare([spec], out, Options(tokenizer=tokenizer), progress).corpus
+
+
+def _with_tokenizer(corpus: Corpus, spec: str) -> Corpus:
+    """A tokenizer that is asked for, other than by default, must be the one of the folder."""
+    if spec != "bytes":
+        wanted = open_tokenizer(spec)
+        if spec != corpus.tokenizer.name and (not wanted or wanted.fingerprint != corpus.tokenizer.fingerprint):
+            raise UsageError(f"{corpus.folder} is prepared with the tokenizer {corpus.tokenizer.name}, not {spec}")
+    return corpus
+
+
+# The cache -----------------------------------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    if chosen := os.environ.get("DAPE_CACHE"):
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "dape"
+
+
+def _bundled(name: str, out: Path | None, tokenizer: str, progress: Watcher | None) -> Corpus:
+    options = Options(tokenizer=tokenizer)
+    folder = _usable(cache_folder())
+    if folder is None:
+        if out is None:
+            raise UsageError(
+                f"{name}: the cache {cache_folder()} cannot be written; set DAPE_CACHE to a folder that can"
+            )
+        return prepare([name], out, options, progress).corpus
+    target = folder / f"{name}-{_key(name, tokenizer)}"
+    with contextlib.suppress(UsageError, ValueError, OSError):  # not there, or damaged: made again
+        return Corpus.open(target)
+    return _make(name, target, options, progress)
+
+
+def _key(name: str, tokenizer: str) -> str:
+    """Another Python has another standard library, and must not find this one."""
+    inputs = digest(expand(name, Path()).items)
+    parts = (str(FORMAT), inputs, tokenizer_identity(tokenizer))
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
+
+
+def _usable(folder: Path) -> Path | None:
+    """The folder, if files can be made in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return None
+
+
+def _make(name: str, target: Path, options: Options, progress: Watcher | None) -> Corpus:
+    """Every process makes its own; the first to finish gives it its name, the others use that one."""
+    _remove_abandoned(target.parent)
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=target.parent, ignore_cleanup_errors=True) as own:
+        made = Path(own, name)
+        prepare([name], made, options, progress)
+        with contextlib.suppress(OSError):
+            os.rename(made, target)
+            return Corpus.open(target)
+        with contextlib.suppress(ValueError, OSError):
+            return Corpus.open(target)
+        # The one in place is damaged. Moved away first, so that nobody sees it half deleted.
+        os.rename(target, Path(own, "damaged"))
+        os.rename(made, target)
+        return Corpus.open(target)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Processes that were killed could not clean up after themselves."""
+    for path in folder.glob(".making-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > SECONDS_UNTIL_ABANDONED:
+                shutil.rmtree(path)

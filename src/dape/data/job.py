@@ -1,0 +1,222 @@
+"""The work of ``dape prepare``: documents are split, encoded and written, with notes of how far it has come."""
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from dape._version import __version__
+from dape.data.documents import BEGINNING, Document, Position, Reading, Tally, read_documents
+from dape.data.shards import ShardWriter, count_duplicates, dtype_for
+from dape.data.sources import Item, Source, joint_name
+from dape.data.split import Split, choose_split, training_sample
+from dape.data.store import FORMAT, MANIFEST, SPLITS, content_hash
+from dape.data.tokenizer import Tokenizer, load_tokenizer, open_tokenizer, parse_spec, train_bpe
+from dape.errors import UsageError
+from dape.files import write_text
+
+PROGRESS = "progress.json"
+BATCH_BYTES = 4 << 20
+BATCH_DOCUMENTS = 1024
+SECONDS_BETWEEN_SAVES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    tokenizer: str = "bytes"
+    validation_share: float = 0.05
+    validation: tuple[str, ...] = ()
+    text_field: str = "text"
+    strict: bool = False
+    shard_tokens: int = 1 << 26
+    overwrite: bool = False
+
+    def check(self) -> None:
+        if not 0 < self.validation_share < 1:
+            raise UsageError(f"--validation-share {self.validation_share}: must lie between 0 and 1, such as 0.05")
+        if self.shard_tokens < 1:
+            raise UsageError(f"--shard-tokens {self.shard_tokens}: must be at least 1")
+        parse_spec(self.tokenizer)
+
+
+class Watcher(Protocol):
+    """Told what is going on, for a progress bar."""
+
+    def begin(self, what: str, total: int) -> None:
+        """A new stage; ``total`` bytes of input files are to be read, 0 if unknown."""
+        ...
+
+    def update(self, tally: Tally) -> None: ...
+
+
+class Job:
+    """Fills a folder, from the beginning or from where an earlier run stopped."""
+
+    def __init__(
+        self,
+        folder: Path,
+        sources: Sequence[Source],
+        settings: dict[str, Any],
+        options: Options,
+        watcher: Watcher | None,
+    ) -> None:
+        self.folder, self.sources, self.settings, self.options = folder, sources, settings, options
+        self.watcher = watcher or _Unwatched()
+        self.items: list[Item] = [item for source in sources for item in source.items]
+
+    def run(self) -> bool:
+        """True if an earlier run had done part of it."""
+        if (self.folder / MANIFEST).is_file():  # it was stopped just before the folder was renamed
+            return True
+        saved = read_progress(self.folder)
+        if saved:
+            self._write(saved)
+            return True
+        clear(self.folder)
+        self._write(self._begin())
+        return False
+
+    def _begin(self) -> dict[str, Any]:
+        """Decide on the split and the tokenizer, and write both down."""
+        self.watcher.begin("looking at the documents", 0)
+        share = None if self.options.validation else self.options.validation_share
+        split = choose_split(self._documents(Tally()), share)
+        self._tokenizer(split).save(self.folder)
+        progress = {
+            "settings": self.settings,
+            "split": {"rule": split.rule, "share": split.share, "cut": split.cut},
+            "position": BEGINNING,
+            "tally": Tally().as_dict(),
+        }
+        self._save(progress)
+        return progress
+
+    def _tokenizer(self, split: Split) -> Tokenizer:
+        ready, size = open_tokenizer(self.options.tokenizer), parse_spec(self.options.tokenizer)
+        if ready:
+            return ready
+        assert isinstance(size, int)
+        self.watcher.begin(f"learning the tokenizer {self.options.tokenizer}", 0)
+        return train_bpe(size, training_sample(self._documents(Tally()), split))
+
+    def _write(self, saved: dict[str, Any]) -> None:
+        split, tally, tokenizer = Split(**saved["split"]), Tally(**saved["tally"]), load_tokenizer(self.folder)
+        dtype = dtype_for(tokenizer.vocabulary)
+        writers = {
+            name: ShardWriter(self.folder, name, dtype, self.options.shard_tokens, saved.get(name)) for name in SPLITS
+        }
+        self.watcher.begin("encoding", sum(item.size for item in self.items))
+        last = time.monotonic()
+        try:
+            documents = self._documents(tally, Position(*saved["position"]))
+            for pieces, position in batches(documents, split, Position(len(self.items), 0)):
+                if encode(pieces, tokenizer, writers) or time.monotonic() > last + SECONDS_BETWEEN_SAVES:
+                    self._save_writers(saved, position, tally, writers)
+                    last = time.monotonic()
+                self.watcher.update(tally)
+            parts = {name: writer.finish() for name, writer in writers.items()}
+        finally:
+            for writer in writers.values():
+                writer.close()
+        self._write_manifest(parts, split, tally, tokenizer, dtype.name)
+
+    def _documents(self, tally: Tally, start: Position = BEGINNING) -> Iterator[Document]:
+        reading = Reading(text_field=self.options.text_field, strict=self.options.strict)
+        return read_documents(self.items, reading, tally, start)
+
+    def _save_writers(
+        self, saved: dict[str, Any], position: Position, tally: Tally, writers: dict[str, ShardWriter]
+    ) -> None:
+        for writer in writers.values():
+            writer.sync()  # what progress.json says must be true even if the machine stops right after
+        states = {name: writer.state() for name, writer in writers.items()}
+        self._save({**saved, "position": position, "tally": tally.as_dict(), **states})
+
+    def _save(self, progress: dict[str, Any]) -> None:
+        write_text(self.folder / PROGRESS, json.dumps(progress))
+
+    def _write_manifest(
+        self, parts: dict[str, dict[str, Any]], split: Split, tally: Tally, tokenizer: Tokenizer, dtype: str
+    ) -> None:
+        empty = [name for name, part in parts.items() if not part["documents"]]
+        if empty:
+            clear(self.folder)
+            raise UsageError(f"the text is too short: nothing is left for {empty[0]}. Give more, or use --validation.")
+        duplicates, in_both = count_duplicates(self.folder)
+        manifest = {
+            "format": FORMAT,
+            "dape": __version__,
+            "name": joint_name(self.sources),
+            "hash": content_hash(tokenizer.fingerprint, parts),
+            "sources": [source.describe() for source in self.sources],
+            "tokenizer": {
+                "name": tokenizer.name,
+                "fingerprint": tokenizer.fingerprint,
+                "vocabulary": tokenizer.vocabulary,
+                "eod": tokenizer.eod,
+            },
+            "dtype": dtype,
+            **split.as_dict(),
+            "counts": {
+                "documents": tally.documents,
+                "tokens": sum(part["tokens"] for part in parts.values()),
+                "bytes": tally.bytes,
+                "replaced_characters": tally.replaced_characters,
+                "duplicate_documents": duplicates,
+                "documents_in_both_parts": in_both,
+                "skipped_empty": tally.empty,
+                "skipped_binary": tally.binary,
+                "skipped_other_files": sum(source.other_files for source in self.sources),
+            },
+            **parts,
+            "settings": self.settings,
+        }
+        write_text(self.folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+
+
+class _Unwatched:
+    def begin(self, what: str, total: int) -> None:
+        pass
+
+    def update(self, tally: Tally) -> None:
+        pass
+
+
+def batches(
+    documents: Iterable[Document], split: Split, end: Position
+) -> Iterator[tuple[list[tuple[str, Document]], Position]]:
+    """Pieces of documents to encode together, and where reading goes on after them."""
+    batch, size = [], 0
+    for document in documents:
+        batch += split.pieces(document)
+        size += len(document.content)
+        if size >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS:
+            yield batch, document.next
+            batch, size = [], 0
+    if batch:
+        yield batch, end
+
+
+def encode(pieces: Sequence[tuple[str, Document]], tokenizer: Tokenizer, writers: dict[str, ShardWriter]) -> bool:
+    """Append the pieces to their parts. True if a shard was finished."""
+    before = [len(writer.shards) for writer in writers.values()]
+    encoded = tokenizer.encode_many([document.text for _, document in pieces])
+    for (part, document), ids in zip(pieces, encoded, strict=True):
+        writers[part].append(ids, tokenizer.eod, document.digest(), len(document.content))
+    return before != [len(writer.shards) for writer in writers.values()]
+
+
+def read_progress(folder: Path) -> dict[str, Any] | None:
+    """What an earlier run has saved, if it had come far enough to be worth keeping."""
+    path = folder / PROGRESS
+    if not path.is_file():
+        return None
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    return saved if Position(*saved["position"]) != BEGINNING else None
+
+
+def clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()

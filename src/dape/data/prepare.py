@@ -1,0 +1,182 @@
+"""Text to a prepared folder, in one go or in several.
+
+All is written to a hidden folder ``.NAME.partial`` beside the output, which is renamed at the end: whoever sees the
+output sees all of it. ``progress.json`` in there says how far the shards are; the same command goes on from it after
+a crash and makes the same bytes.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from dape.data.job import Job, Options, Watcher, clear, read_progress
+from dape.data.sources import Source, digest, expand
+from dape.data.store import Corpus, is_prepared, prepared_files, read_manifest
+from dape.data.tokenizer import tokenizer_identity
+from dape.errors import UsageError
+from dape.files import check_writable_folder
+
+__all__ = ["Options", "Prepared", "Watcher", "prepare"]
+
+
+class Prepared(NamedTuple):
+    corpus: Corpus
+    how: Literal["new", "continued", "already there"]
+
+
+def prepare(sources: Sequence[str], out: Path, options: Options, watcher: Watcher | None = None) -> Prepared:
+    """Make ``out`` from the sources, or find that it has been made."""
+    options.check()
+    target = Path(out).resolve()
+    _check_target(target, out)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        found = _expand(sources, target, "train", stack)
+        held_out = _expand(options.validation, target, "validation", stack)
+        settings = _settings(found, held_out, options)
+        if is_prepared(target) and not options.overwrite:
+            _check_same(settings, read_manifest(target)["settings"], f"{out} is there already")
+            shutil.rmtree(_replaced(target), ignore_errors=True)
+            return Prepared(Corpus.open(target), "already there")
+        partial = stack.enter_context(_partial_folder(target))
+        with _disk_full_explained(target):
+            _check_unfinished(partial, settings, options)
+            continued = Job(partial, [*found, *held_out], settings, options, watcher).run()
+            _publish(partial, target)
+    return Prepared(Corpus.open(target), "continued" if continued else "new")
+
+
+# Settings: what must be the same for a folder to be the same ---------------------------------------------------------
+
+
+def _expand(given: Sequence[str], target: Path, part: str, stack: contextlib.ExitStack) -> list[Source]:
+    sources = []
+    for number, name in enumerate(given):
+        spool = target.with_name(f".{target.name}.{part}{number}.pipe")
+        stack.callback(spool.unlink, missing_ok=True)
+        source = expand(name, spool)
+        sources.append(replace(source, items=[replace(item, part=part) for item in source.items]))
+    return sources
+
+
+def _settings(found: Sequence[Source], held_out: Sequence[Source], options: Options) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "inputs": digest([item for source in found for item in source.items]),
+        "tokenizer": tokenizer_identity(options.tokenizer),
+        "text_field": options.text_field,
+        "strict": options.strict,
+        "shard_tokens": options.shard_tokens,
+    }
+    if held_out:
+        settings["validation"] = digest([item for source in held_out for item in source.items])
+    else:
+        settings["validation_share"] = options.validation_share
+    return settings
+
+
+def _check_same(wanted: dict[str, Any], there: dict[str, Any], what: str) -> None:
+    different = [key for key in {**there, **wanted} if wanted.get(key) != there.get(key)]
+    if not different:
+        return
+    told = [_difference(key, there.get(key), wanted.get(key)) for key in different]
+    raise UsageError(f"{what}, made with {'; '.join(told)}. Choose another --out, or replace it with --overwrite.")
+
+
+def _difference(key: str, there: Any, wanted: Any) -> str:
+    if key == "inputs":
+        return "other sources (or they have changed since)"
+    if key == "validation":
+        return "other --validation sources"
+    return f"{key.replace('_', ' ')} {there} instead of {wanted}"
+
+
+# Folders -------------------------------------------------------------------------------------------------------------
+
+
+def _check_target(target: Path, out: Path) -> None:
+    check_writable_folder(target.parent, f"--out {out}: the folder")
+    if target.is_dir() and any(target.iterdir()) and not is_prepared(target):
+        raise UsageError(f"--out {out}: is a folder with other things in it; choose a new one")
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"--out {out}: is a file, not a folder")
+
+
+@contextlib.contextmanager
+def _partial_folder(target: Path) -> Iterator[Path]:
+    """The hidden folder to write to, for one process at a time; it stays if there is something to go on from."""
+    partial = target.with_name(f".{target.name}.partial")
+    partial.mkdir(exist_ok=True)
+    with _locked(partial):
+        try:
+            yield partial
+        finally:
+            if partial.is_dir() and not is_prepared(partial) and not read_progress(partial):
+                shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(partial: Path) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # Windows: two commands with one output at the same time are the user's affair
+        yield
+        return
+    busy = UsageError(f"another process is writing to {partial}; wait for it, or choose another --out")
+    handle = os.open(partial, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise busy from None
+        except OSError:  # a file system without locks
+            pass
+        if not (partial.is_dir() and os.path.samestat(os.fstat(handle), partial.stat())):
+            raise busy  # that process has just finished and renamed it
+        yield
+    finally:
+        os.close(handle)
+
+
+def _check_unfinished(partial: Path, settings: dict[str, Any], options: Options) -> None:
+    """What another run has left is gone on with, refused, or thrown away if so told."""
+    there = read_manifest(partial) if is_prepared(partial) else read_progress(partial)
+    if there is None or there["settings"] == settings:
+        return
+    if not options.overwrite:
+        _check_same(settings, there["settings"], f"the unfinished folder {partial} is there")
+    clear(partial)
+
+
+def _publish(partial: Path, target: Path) -> None:
+    """The partial folder is complete: it becomes the target, in place of an older one."""
+    wanted = prepared_files(read_manifest(partial))
+    for path in partial.iterdir():  # notes, and what killed runs have left
+        if path.name not in wanted:
+            path.unlink()
+    old = _replaced(target)
+    shutil.rmtree(old, ignore_errors=True)
+    if target.is_dir():
+        os.rename(target, old)
+    os.rename(partial, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _replaced(target: Path) -> Path:
+    """Where an older folder is until the new one is in its place; left there only by a crash just then."""
+    return target.with_name(f".{target.name}.old")
+
+
+@contextlib.contextmanager
+def _disk_full_explained(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        message = f"the disk of {target.parent} is full. Free some space; the same command goes on where it stopped."
+        raise OSError(message) from error

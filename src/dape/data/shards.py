@@ -1,0 +1,144 @@
+"""Writing one split: shards, ends of documents and digests, in a state from which writing can go on after a crash."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from dape.data.store import SPLITS, file_hash
+
+COUNTED_DUPLICATES = 10_000_000  # with more documents than that, counting duplicates would take too much memory
+
+
+class ShardWriter:
+    """Appends documents to the shards of one split.
+
+    :meth:`state` describes what is on the disk; a writer made from it drops whatever was written afterwards.
+    """
+
+    def __init__(
+        self, folder: Path, split: str, dtype: np.dtype, shard_tokens: int, state: dict[str, Any] | None = None
+    ) -> None:
+        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
+        state = state or {"shards": [], "open_tokens": 0, "documents": 0, "tokens": 0, "bytes": 0}
+        self.shards: list[dict[str, Any]] = list(state["shards"])
+        self.documents, self.tokens, self.bytes = state["documents"], state["tokens"], state["bytes"]
+        self._ends = _reopen(self.folder / f"{split}.ends", self.documents * 8)
+        self._digests = _reopen(self.folder / f"{split}.digests", self.documents * 8)
+        self._open_shard(state["open_tokens"])
+
+    def append(self, ids: np.ndarray, eod: int, digest: bytes, size: int) -> None:
+        """One document; ``size`` is that of its text."""
+        tokens = np.append(ids, eod).astype(self.dtype)
+        self.tokens += len(tokens)
+        self.documents += 1
+        self.bytes += size
+        self._ends.write(self.tokens.to_bytes(8, "little"))
+        self._digests.write(digest[:8])
+        while len(tokens):
+            room = self.shard_tokens - self._open_tokens
+            self._write(tokens[:room].tobytes())
+            tokens = tokens[room:]
+            if self._open_tokens == self.shard_tokens:
+                self._close_shard()
+                self._open_shard(0)
+
+    def state(self) -> dict[str, Any]:
+        """Call :meth:`sync` first."""
+        return {
+            "shards": self.shards,
+            "open_tokens": self._open_tokens,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+        }
+
+    def sync(self) -> None:
+        for file in (self._shard, self._ends, self._digests):
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self) -> dict[str, Any]:
+        """Close everything and say what there is, as in the manifest."""
+        if self._open_tokens:
+            self._close_shard()
+        else:
+            self._shard.close()
+            self._path.unlink()
+        for file in (self._ends, self._digests):
+            file.close()
+        documents = self.folder / f"{self.split}-documents.npy"
+        _write_npy(self.folder / f"{self.split}.ends", documents, self.documents)
+        return {
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+            "shards": self.shards,
+            "document_ends": {"file": documents.name, "sha256": file_hash(documents)},
+        }
+
+    def close(self) -> None:
+        """After a failure: let go of the files, which a later run takes up again."""
+        for file in (self._shard, self._ends, self._digests):
+            try:
+                file.close()
+            except OSError:  # a full disk, said once already
+                continue
+
+    def _open_shard(self, tokens: int) -> None:
+        self._path = self.folder / f"{self.split}-{len(self.shards):05d}.bin"
+        self._shard = _reopen(self._path, tokens * self.dtype.itemsize)
+        self._open_tokens = tokens
+        self._hash = hashlib.sha256()
+        if tokens:
+            with self._path.open("rb") as file:
+                self._hash = hashlib.file_digest(file, "sha256")
+
+    def _write(self, data: bytes) -> None:
+        self._shard.write(data)
+        self._hash.update(data)
+        self._open_tokens += len(data) // self.dtype.itemsize
+
+    def _close_shard(self) -> None:
+        self._shard.flush()
+        os.fsync(self._shard.fileno())
+        self._shard.close()
+        entry = {"file": self._path.name, "tokens": self._open_tokens, "sha256": self._hash.hexdigest()}
+        self.shards = [*self.shards, entry]
+
+
+def count_duplicates(folder: Path) -> tuple[int | None, int | None]:
+    """Documents that repeat an earlier one, and different documents that are in both parts; None if too many."""
+    files = [folder / f"{split}.digests" for split in SPLITS]
+    documents = sum(file.stat().st_size for file in files) // 8
+    if documents > COUNTED_DUPLICATES:
+        return None, None
+    train, validation = (np.unique(np.fromfile(file, "<u8")) for file in files)
+    both = len(np.intersect1d(train, validation, assume_unique=True))
+    return documents - (len(train) + len(validation) - both), both
+
+
+def dtype_for(vocabulary: int) -> np.dtype:
+    return np.dtype("<u2") if vocabulary <= 1 << 16 else np.dtype("<u4")
+
+
+def _reopen(path: Path, size: int) -> BinaryIO:
+    """Open to append after the first ``size`` bytes; what follows them is dropped."""
+    file = path.open("ab")
+    if file.tell() < size:
+        file.close()
+        raise ValueError(f"{path}: has been shortened; remove the folder {path.parent} and start again")
+    file.truncate(size)
+    return file
+
+
+def _write_npy(raw: Path, path: Path, count: int) -> None:
+    """Raw int64 as .npy, without reading all of them at once."""
+    with raw.open("rb") as source, path.open("wb") as target:
+        np.lib.format.write_array_header_1_0(target, {"descr": "<i8", "fortran_order": False, "shape": (count,)})
+        shutil.copyfileobj(source, target)
+        target.flush()
+        os.fsync(target.fileno())

@@ -1,0 +1,252 @@
+"""Text to ids and back: bytes (own code), or any ``tokenizer.json`` through the library ``tokenizers``."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dape.errors import UsageError
+from dape.files import write_text
+
+if TYPE_CHECKING:
+    import tokenizers
+
+FILE = "tokenizer.json"
+INFO = "tokenizer-info.json"
+END_OF_DOCUMENT = ("<|endoftext|>", "</s>")
+SMALLEST_BPE = 257  # 256 bytes and the end-of-document mark
+
+
+class Tokenizer(Protocol):
+    name: str
+    """bytes, bpe:8192 or file:NAME."""
+    vocabulary: int
+    """Number of ids, the end-of-document mark included."""
+    eod: int
+    """The end-of-document mark. No text is encoded to it."""
+    fingerprint: str
+    """sha256; the same if and only if the same text gives the same ids."""
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of the text, without end-of-document mark."""
+        ...
+
+    def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The same for several texts, on all cores if possible."""
+        ...
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text. End-of-document marks become nothing, broken UTF-8 becomes U+FFFD."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write ``tokenizer.json`` (and for some a small file beside it) into the folder."""
+        ...
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """What :meth:`Tokenizer.save` wrote."""
+    path = Path(folder) / FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{folder}: has no {FILE}") from None
+    content = _parse(path, text)
+    if content.get("type") == "bytes":
+        return ByteTokenizer()
+    info = path.with_name(INFO)
+    given = _parse(info, info.read_text(encoding="utf-8")) if info.is_file() else {}
+    return LibraryTokenizer(text, name=given.get("name", f"file:{path.name}"), origin=path, eod=given.get("eod"))
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError("not a JSON object")
+    except ValueError as error:
+        raise ValueError(f"{path}: not a tokenizer ({error})") from error
+    return content
+
+
+def _check_ids(ids: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    array = np.asarray(ids, dtype=np.int64)
+    if array.size and not 0 <= array.min() <= array.max() < tokenizer.vocabulary:
+        last = tokenizer.vocabulary - 1
+        raise ValueError(f"ids from {array.min()} to {array.max()}; the tokenizer {tokenizer.name} has 0 to {last}")
+    return array
+
+
+# Bytes ---------------------------------------------------------------------------------------------------------------
+
+
+class ByteTokenizer:
+    """The bytes of UTF-8 are the ids. Needs nothing, loses nothing."""
+
+    name = "bytes"
+    vocabulary = 257
+    eod = 256
+    fingerprint = hashlib.sha256(b"dape: bytes of UTF-8, end of document 256").hexdigest()
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode("utf-8"), np.uint8)
+
+    def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        array = _check_ids(ids, self)
+        return array[array != self.eod].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+    def save(self, folder: Path) -> None:
+        content = {"type": "bytes", "vocabulary": self.vocabulary, "eod": self.eod}
+        write_text(Path(folder) / FILE, json.dumps(content, indent=2) + "\n")
+
+
+# The library ``tokenizers`` ------------------------------------------------------------------------------------------
+
+
+class LibraryTokenizer:
+    """A ``tokenizer.json``, as Hugging Face and many others publish it."""
+
+    def __init__(self, text: str, *, name: str, origin: Path | str, eod: str | None = None) -> None:
+        """``text`` is the content of the file; ``eod`` the token that ends a document, looked for if not given."""
+        self.name = name
+        self._library = _open_library(text, origin)
+        self._library.no_truncation()
+        self._library.no_padding()
+        known = self._library.get_vocab(with_added_tokens=True)
+        self._eod_token = eod or next((token for token in END_OF_DOCUMENT if token in known), END_OF_DOCUMENT[0])
+        # Special even if it was an ordinary token: otherwise a text that mentions it would end a document.
+        self._library.add_special_tokens([self._eod_token])
+        self._library.encode_special_tokens = True  # means: special tokens that occur in a text are spelled out
+        ids = self._library.get_vocab(with_added_tokens=True)
+        self.vocabulary = max(ids.values()) + 1
+        self.eod = ids[self._eod_token]
+        self._text = text if eod else self._library.to_str()  # as it was: other library versions may write it otherwise
+        self.fingerprint = _fingerprint(self._text, self.eod)
+        self._splits_at_newlines = name.startswith("bpe:")
+
+    def encode(self, text: str) -> np.ndarray:
+        return self.encode_many([text])[0]
+
+    def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
+        pieces = [list(_pieces(text)) if self._splits_at_newlines else [text] for text in texts]
+        flat = [piece for of_text in pieces for piece in of_text]
+        encoded = iter(self._library.encode_batch_fast(flat, add_special_tokens=False))
+        return [np.concatenate([np.array(next(encoded).ids, np.int64) for _ in of_text]) for of_text in pieces]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        return self._library.decode(_check_ids(ids, self).tolist(), skip_special_tokens=True)
+
+    def save(self, folder: Path) -> None:
+        write_text(Path(folder) / INFO, json.dumps({"name": self.name, "eod": self._eod_token}, indent=2) + "\n")
+        write_text(Path(folder) / FILE, self._text)
+
+
+def _fingerprint(text: str, eod: int) -> str:
+    content = json.loads(text)
+    relevant = {key: content.get(key) for key in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
+    return hashlib.sha256(json.dumps({**relevant, "eod": eod}, sort_keys=True).encode()).hexdigest()
+
+
+_PIECE = 1 << 18
+_NEWLINE = re.compile(r"(?<=[!-~])(?=\n[!-~])")
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A long text in pieces that are encoded apart, since the library needs a hundred bytes of memory per token.
+
+    They begin with a newline between two printing characters. There a byte-level BPE never joins anything (the
+    newline alone is a pre-token), so the ids are those of the whole text.
+    """
+    start = 0
+    while len(text) - start > _PIECE:
+        found = _NEWLINE.search(text, start + _PIECE)
+        if not found:
+            break
+        yield text[start : found.start()]
+        start = found.start()
+    yield text[start:]
+
+
+def _open_library(text: str, origin: Path | str) -> "tokenizers.Tokenizer":
+    try:
+        from tokenizers import Tokenizer as Library
+    except ImportError:
+        raise UsageError(f"{origin}: needs the library tokenizers; pip install 'dape[data]'") from None
+    try:
+        return Library.from_str(text)
+    except Exception as error:  # the library raises nothing more specific
+        raise ValueError(f"{origin}: the library tokenizers cannot read it ({error})") from error
+
+
+# What a user asks for ------------------------------------------------------------------------------------------------
+
+
+def parse_spec(spec: str) -> int | Path | None:
+    """``bytes`` (None), ``bpe:N`` (N) or a path to a ``tokenizer.json``, checked as far as possible without text."""
+    if spec == "bytes":
+        return None
+    if spec.startswith("bpe:"):
+        size = spec.removeprefix("bpe:")
+        if not size.isascii() or not size.isdigit() or not SMALLEST_BPE <= int(size) <= 10_000_000:
+            raise UsageError(f"--tokenizer {spec}: N in bpe:N must be a whole number of at least {SMALLEST_BPE}")
+        return int(size)
+    path = Path(spec)
+    path = path / FILE if path.is_dir() else path
+    if not path.is_file():
+        raise UsageError(f"--tokenizer {spec}: neither bytes, nor bpe:N (such as bpe:8192), nor a tokenizer.json file")
+    return path
+
+
+def open_tokenizer(spec: str) -> Tokenizer | None:
+    """The tokenizer a user asked for, or None if it must be trained first (:func:`train_bpe`)."""
+    path = parse_spec(spec)
+    if path is None:
+        return ByteTokenizer()
+    if isinstance(path, int):
+        return None
+    if path.name == FILE and (found := _saved_by_us(path)):
+        return found
+    text = path.read_text(encoding="utf-8")
+    _parse(path, text)
+    name = path.resolve().parent.name if path.name == FILE else path.stem
+    return LibraryTokenizer(text, name=f"file:{name}", origin=path)
+
+
+def tokenizer_identity(spec: str) -> str:
+    """Changes when the tokenizer does, whatever its file is called."""
+    ready = open_tokenizer(spec)
+    return spec if ready is None or ready.name == spec else f"{ready.name} ({ready.fingerprint[:16]})"
+
+
+def _saved_by_us(path: Path) -> Tokenizer | None:
+    """The tokenizer of a prepared folder keeps its name when it is used for other text."""
+    if path.with_name(INFO).is_file() or _parse(path, path.read_text(encoding="utf-8")).get("type") == "bytes":
+        return load_tokenizer(path.parent)
+    return None
+
+
+def train_bpe(size: int, texts: Iterable[str]) -> Tokenizer:
+    """A byte-level BPE of up to ``size`` ids, learned from the texts; nothing is unknown to it."""
+    try:
+        from tokenizers import Tokenizer as Library
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+    except ImportError:
+        raise UsageError(f"--tokenizer bpe:{size}: needs the library tokenizers; pip install 'dape[data]'") from None
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    library.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END_OF_DOCUMENT[0]],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    library.train_from_iterator(texts, trainer)
+    return LibraryTokenizer(library.to_str(), name=f"bpe:{size}", origin=f"bpe:{size}", eod=END_OF_DOCUMENT[0])

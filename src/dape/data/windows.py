@@ -1,0 +1,146 @@
+"""Windows cut from a stream of tokens: in random order to train on, at chosen ends to evaluate on.
+
+Both are functions of their arguments and of nothing else, so a run that is resumed sees what it would have seen, and
+every method and every length is scored on the same tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dape.data.store import TokenStream
+from dape.errors import UsageError
+
+# Training ------------------------------------------------------------------------------------------------------------
+
+
+class TrainingWindows:
+    """Windows of ``length + 1`` tokens (inputs and, one further, targets), epoch after epoch.
+
+    In every epoch the documents are shuffled and joined, each ending in its end-of-document mark; the result is cut
+    every ``length`` tokens, so that neighbours share one token and every token but the first is predicted once; the
+    windows are shuffled. A last piece that is too short is left out, another one in each epoch.
+    """
+
+    def __init__(self, stream: TokenStream, *, length: int, seed: int) -> None:
+        if length < 1:
+            raise UsageError(f"a training length of {length} is impossible; it must be at least 1")
+        if seed < 0:
+            raise UsageError(f"the seed must not be negative, got {seed}")
+        if len(stream) < length + 1:
+            raise UsageError(
+                f"the training text has {len(stream)} tokens, too few for length {length}, which needs {length + 1}. "
+                f"The longest possible training length is {max(len(stream) - 1, 0)}."
+            )
+        self.stream, self.length, self.seed = stream, length, seed
+        self.windows_per_epoch = (len(stream) - 1) // length
+        self._epoch: _Epoch | None = None  # the one used last: a cache, results do not depend on it
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        """Predicted tokens in one epoch."""
+        return self.windows_per_epoch * self.length
+
+    def batch(self, step: int, size: int) -> np.ndarray:
+        """``[size, length + 1]`` int64: windows number ``step * size`` and following, counted from the first epoch."""
+        if step < 0 or size < 1:
+            raise ValueError(f"no batch number {step} of {size} windows: a step is 0 or more, a size 1 or more")
+        number = np.arange(step * size, (step + 1) * size)
+        epochs, within = np.divmod(number, self.windows_per_epoch)
+        parts = [self._windows(epoch, within[epochs == epoch]) for epoch in range(epochs[0], epochs[-1] + 1)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _windows(self, epoch: int, within: np.ndarray) -> np.ndarray:
+        current = self._epoch  # read once: another thread may replace it
+        if current is None or current.number != epoch:
+            current = self._epoch = _Epoch.draw(self, epoch)
+        shuffled = current.windows[within, None] * self.length + np.arange(self.length + 1)
+        document = np.searchsorted(current.ends, shuffled, side="right")
+        return self.stream.gather(shuffled + current.shift[document])
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """The order of one epoch: where each token of the shuffled documents is in the stream."""
+
+    number: int
+    ends: np.ndarray
+    """Where the documents end when joined in shuffled order."""
+    shift: np.ndarray
+    """Per document in shuffled order: its place in the stream minus its place in the shuffled order."""
+    windows: np.ndarray
+    """The shuffled numbers of the windows."""
+
+    @classmethod
+    def draw(cls, windows: TrainingWindows, number: int) -> "_Epoch":
+        generator = np.random.default_rng([windows.seed, number])
+        ends = np.asarray(windows.stream.document_ends)
+        starts = np.concatenate(([0], ends[:-1]))
+        order = generator.permutation(len(ends))
+        lengths = (ends - starts)[order]
+        shuffled_ends = np.cumsum(lengths)
+        shift = starts[order] - (shuffled_ends - lengths)
+        return cls(number, shuffled_ends, shift, generator.permutation(windows.windows_per_epoch))
+
+
+# Evaluation ----------------------------------------------------------------------------------------------------------
+
+
+def evaluation_ends(
+    stream: TokenStream, *, longest: int, k: int, windows: int, same_document: bool, seed: int = 0
+) -> np.ndarray:
+    """Where evaluation windows end: sorted, spread evenly over the stream with a seeded jitter.
+
+    The scored tokens of a window that ends before e are [e - k, e), and no token is scored twice; a window reaches
+    back to e - longest - 1 at most, in ``same_document`` mode within one document. There may be fewer ends than
+    asked for if the text has no room for more.
+    """
+    if not 1 <= k <= longest:
+        raise UsageError(f"cannot score {k} tokens of windows of at most {longest}; it must be between 1 and {longest}")
+    if windows < 1:
+        raise UsageError(f"at least 1 evaluation window is needed, got {windows}")
+    stops = np.asarray(stream.document_ends) if same_document else np.array([len(stream)])
+    starts = np.concatenate(([0], stops[:-1]))
+    _check_room(stops - starts, longest, same_document)
+    # Per document: its scored tokens lie in [first, stop), which has room for `room` windows.
+    fits = stops - starts > longest
+    first, stop = (starts + longest + 1 - k)[fits], stops[fits]
+    room = (stop - first) // k
+    generator = np.random.default_rng(seed)
+    shares = _spread(room, min(windows, int(room.sum())), generator)
+    used = np.flatnonzero(shares)
+    return np.concatenate([_jittered(first[i], stop[i], k, shares[i], generator) for i in used])
+
+
+def evaluation_windows(stream: TokenStream, ends: np.ndarray, length: int) -> np.ndarray:
+    """``[n, length + 1]`` int64: the tokens [e - length - 1, e) for every end e."""
+    ends = np.asarray(ends, dtype=np.int64)
+    if length < 1 or ends.min(initial=length + 1) < length + 1:
+        raise ValueError(f"no window of {length} + 1 tokens ends at {ends.min(initial=length + 1)}")
+    return stream.gather(ends[:, None] + np.arange(-length - 1, 0))
+
+
+def _check_room(lengths: np.ndarray, longest: int, same_document: bool) -> None:
+    available = int(lengths.max()) if len(lengths) else 0
+    if available > longest:
+        return
+    what = "longest held-out document" if same_document else "held-out text"
+    advice = " Windows across documents (packed) can be longer." if same_document else ""
+    raise UsageError(
+        f"the {what} has {available} tokens, too few for evaluation length {longest}, which needs {longest + 1}. "
+        f"The longest evaluation length that works is {max(available - 1, 0)}.{advice}"
+    )
+
+
+def _spread(room: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
+    """How many of ``count`` windows each document gets: places are numbered through, one drawn from each stretch."""
+    borders = np.arange(count + 1) * int(room.sum()) // count
+    chosen = generator.integers(borders[:-1], borders[1:])
+    document = np.searchsorted(np.cumsum(room), chosen, side="right")
+    return np.bincount(document, minlength=len(room))
+
+
+def _jittered(first: int, stop: int, k: int, count: int, generator: np.random.Generator) -> np.ndarray:
+    """Ends of ``count`` spans of k tokens, one somewhere in each of as many equal stretches of [first, stop)."""
+    borders = first + np.arange(count + 1) * (stop - first) // count
+    return borders[:-1] + k + generator.integers(0, borders[1:] - borders[:-1] - k + 1)

@@ -1,0 +1,61 @@
+"""The numbers printed in the DAPE paper (Zheng et al., NeurIPS 2024), as data to put beside ours.
+
+``load("A3")`` reads one table; ``tables/README.md`` says what the columns mean. Curves that exist only as pictures are
+not here. No torch, numpy or pandas.
+"""
+
+import csv
+from dataclasses import dataclass
+from importlib import resources
+
+TITLES = {
+    "A1": "time of one iteration, six methods, three model sizes",
+    "A2": "accuracy on the Chomsky-hierarchy tasks",
+    "A3": "perplexity on Arxiv, trained at 512, three seeds",
+    "A4": "perplexity on Books3, trained at 128, encodings that read content",
+    "A5": "perplexity on Books3, trained at 512, what f sees",
+    "A6": "perplexity at 2.7B parameters",
+    "A7": "perplexity at 6.7B parameters",
+    "prose": "numbers that only the text gives, P1 to P8",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    id: str
+    """Table (A3) or statement in the text (P1)."""
+    source: str
+    """table or prose."""
+    dataset: str
+    """Corpus or task; empty where the paper does not say, and then ``note`` tells what is likely."""
+    model: str
+    train_len: int | None
+    eval_len: int | None
+    method: str
+    """Spelled as in `dape list`."""
+    variant: str
+    """Option of the method where it matters: which form of DAPE, hidden=4."""
+    metric: str
+    value: float
+    std: float | None
+    n_seeds: int | None
+    note: str
+    """What the paper leaves open, and where it contradicts itself."""
+
+
+def load(name: str) -> list[Published]:
+    """All rows of a table, in the paper's order."""
+    known = {title.lower(): title for title in TITLES}
+    if name.lower() not in known:
+        raise ValueError(f"the paper has no table {name!r} here. Known: {', '.join(TITLES)}")
+    text = resources.files("dape.paper").joinpath("tables", f"{known[name.lower()]}.csv").read_text(encoding="utf-8")
+    return [_published(line) for line in csv.DictReader(text.splitlines())]
+
+
+def _published(line: dict[str, str]) -> Published:
+    def whole(name: str) -> int | None:
+        return int(line[name]) if line[name] else None
+
+    numbers = {name: whole(name) for name in ("train_len", "eval_len", "n_seeds")}
+    std = float(line["std"]) if line["std"] else None
+    return Published(**{**line, **numbers, "value": float(line["value"]), "std": std})  # pyright: ignore[reportArgumentType]

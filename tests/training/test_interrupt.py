@@ -1,0 +1,45 @@
+"""Ctrl-C and SIGTERM: the first asks, the second insists, and everything is as before afterwards."""
+
+import os
+import signal
+
+import pytest
+
+from dape.training.interrupt import Interruption
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_the_second_interrupts(capsys, number):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with Interruption() as stop:
+        assert not stop() and stop.exit_code == 0
+        os.kill(os.getpid(), number)
+        assert stop() and stop.exit_code == 128 + number
+        shown = capsys.readouterr()
+        assert shown.out == "" and "stopping after this step and saving; once more to stop at once" in shown.err
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_handlers_are_put_back_after_an_error():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ValueError, match="wrong"), Interruption():
+        raise ValueError("wrong")
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_signal_during_a_step_lets_it_finish_and_saves_it(make_trainer, monkeypatch):
+    trainer = make_trainer(save_every=0)
+    real = trainer.loss_of
+
+    def loss_of(*args):
+        if trainer.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args)
+
+    trainer.loss_of = loss_of
+    with Interruption() as stop:
+        assert trainer.run(watch=lambda progress: None, stop=stop) is False
+    assert trainer.step == 3 and stop.exit_code == 143
+    assert [path.name for path in (trainer.folder / "checkpoints").iterdir()] == ["step-00000003"]
