@@ -40,7 +40,7 @@ def model_with(encoding: str = "dape-kerple", **options) -> DecoderLM:
     model = DecoderLM(config).eval()
     with torch.no_grad():
         for p in model.parameters():
-            p.mul_(3)  # far from uniform, so that a wrong context shows
+            p.mul_(2)  # far from uniform, so that a wrong context shows
     return model
 
 
@@ -134,14 +134,14 @@ def test_buckets_of_positions(length, buckets):
     assert perplexity._doublings(length) == buckets
 
 
-@pytest.mark.parametrize(("windows", "covered"), [(3, 60), (1000, 1200)])
+@pytest.mark.parametrize(("windows", "covered"), [(3, 60), (1000, 120)])
 def test_nonoverlap_scores_every_token_once(stream, windows, covered):
-    model = model_with("alibi")
-    found = measured_at(model, stream, lengths=(10, 20), protocol="nonoverlap", windows=windows)
-    covered = min(covered, (len(stream) - 1) // 20 * 20)
+    """133 tokens: the last 12 are too few for another window of 20, and are left out at every length."""
+    model, short = model_with("alibi"), TokenStream([stream.read(0, 133)], np.array([133]))
+    found = measured_at(model, short, lengths=(10, 20), protocol="nonoverlap", windows=windows)
     for length, measured in found.items():
         starts = range(0, covered, length)
-        expected = [literal_nats(model, stream.read(s, s + length + 1), length) for s in starts]
+        expected = [literal_nats(model, short.read(s, s + length + 1), length) for s in starts]
         assert measured.nll.size == covered
         np.testing.assert_allclose(measured.nll, expected, rtol=1e-4, atol=1e-5)
 

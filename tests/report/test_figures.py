@@ -215,6 +215,19 @@ def test_caption_says_what_lines_and_bands_are(make_rows):
     assert "Solid" not in words(perplexity_figure(make_rows({"rope": {128: 4.0}})))
 
 
+@pytest.mark.parametrize("count", [3, 12])
+def test_caption_does_not_touch_the_axis(make_rows, count):
+    lengths = [int(64 * 1.5**n) for n in range(count)]
+    figure = perplexity_figure(
+        make_rows({"kerple": dict.fromkeys(lengths, 4.0), "dape-kerple": dict.fromkeys(lengths, 3.9)})
+    )
+    figure.draw_without_rendering()
+    caption = max(text.get_window_extent().y1 for text in figure.texts if "\n" in text.get_text())
+    axis = figure.axes[0].xaxis
+    assert caption < axis.label.get_window_extent().y0
+    assert axis.label.get_window_extent().y1 < min(text.get_window_extent().y1 for text in axis.get_ticklabels())
+
+
 def test_caption_tells_of_rows_left_out(make_rows):
     rows = [*make_rows(NEAR), *make_rows({"rope": {128: 1.0}}, data_hash="other")]
     figure = perplexity_figure(rows)

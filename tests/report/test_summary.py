@@ -127,9 +127,19 @@ def test_equal_everywhere_gives_no_amount(said):
 def test_infinite_bases(said):
     values = {"rope": {128: 4.0, 256: math.inf, 512: math.inf}, "dape-rope": {128: 3.0, 256: 5.0, 512: math.inf}}
     line = said(values)["DAPE against its base"][0]
-    assert "lower at 128 and 256, undecided (infinite or not a number) at 512." in line
+    assert "lower at 128 and 256, undecided at 512." in line
+    assert "No test at 256 and 512: a perplexity is infinite or not a number." in line
     line = said({"rope": {128: 4.0, 256: math.inf}, "dape-rope": {128: 3.0, 256: 5.0}})["DAPE against its base"][0]
     assert "finite against infinite at 256 (longest)" in line
+
+
+def test_no_common_seed_decides_nothing(make_rows):
+    rows = [*make_rows({"rope": {128: 4.0}}), *(replace(r, seed=1) for r in make_rows({"dape-rope": {128: 3.0}}))]
+    found = sections(summary(rows))
+    assert found["DAPE against its base"] == [
+        "dape-rope against rope: undecided at 128. No test at 128: no seed in common."
+    ]
+    assert "Missing: rope, seed 1, at 128." in found["Caveats"]
 
 
 def test_training_length_missing(said):

@@ -8,6 +8,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
@@ -121,7 +122,8 @@ def _check_name(name: Any, known: Any, where: str, prefix: str = "") -> None:
 def value_of(flag: str, argv: Sequence[str]) -> str | None:
     """The last value of ``flag``, written with a space or with ``=``."""
     value = None
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
+    for word, following in pairwise([*argv, None]):
+        assert word is not None
         if word == flag and following is not None:
             value = following
         elif word.startswith(flag + "="):

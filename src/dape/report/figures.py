@@ -30,6 +30,8 @@ WIDTH, HEIGHT = 7.2, 3.0
 LEFT, BELOW, TOP = 0.62, 0.56, 0.32
 LABEL_HEIGHT, LABEL_WIDTH, LEADER = 0.155, 0.08, 0.3
 BREAK = 0.09
+MANY_LENGTHS, SLANTED = 10, 0.25
+"""From how many lengths on they are written slanted, and the room that takes."""
 
 
 # What is drawn where -------------------------------------------------------------------------------------------------
@@ -136,10 +138,9 @@ def perplexity_figure(rows: Iterable[Row], *, methods: Sequence[str] = (), title
         raise ValueError("there are no rows of perplexity to draw")
     scale = choose_scale(curves)
     words = caption_lines(caption(results, scale, curves), WIDTH)
+    below = BELOW + CAPTION_LINE * len(words) + SLANTED * (len(results.lengths) > MANY_LENGTHS)
     with our_style():
-        figure, panels = _empty_figure(
-            curves, scale, below=BELOW + CAPTION_LINE * len(words), above=TOP + 0.2 * bool(title)
-        )
+        figure, panels = _empty_figure(curves, scale, below=below, above=TOP + 0.2 * bool(title))
         for panel in panels:
             _draw_curves(panel, curves, scale)
             _draw_lengths(panel, results)
@@ -250,7 +251,7 @@ def _draw_lengths(panel: Axes, results: Results) -> None:
     panel.set_xlim(first / 2**0.2, last * 2**0.12)
     panel.set_xticks(results.lengths, labels=[str(length) for length in results.lengths])
     panel.xaxis.set_minor_locator(NullLocator())
-    if len(results.lengths) > 10:
+    if len(results.lengths) > MANY_LENGTHS:
         panel.tick_params(axis="x", labelrotation=45)
     if (trained := _training_length_on_chart(results)) is not None:
         panel.axvline(trained, color="#888888", linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)

@@ -124,7 +124,7 @@ def dape_against_base(results: Results, comparisons: Sequence[Comparison]) -> li
 
 
 def _pair(results: Results, here: Sequence[Comparison]) -> str:
-    sides = {"lower": "<", "higher": ">", "equal": "=", "undecided (infinite or not a number)": "?"}
+    sides = {"lower": "<", "higher": ">", "equal": "=", "undecided": "?"}
     parts = []
     for word, sign in sides.items():
         at = [c.length for c in here if _sign(c.gap_nll) == sign]
