@@ -202,7 +202,7 @@ def test_text_is_prepared_on_the_way(texts, tmp_path, monkeypatch):
 
 def test_text_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match="nowhere: no such file or folder"):
-        open_data(str(tmp_path / "nowhere"), out=tmp_path / "out")
+        open_data(str(tmp_path / "nowhere"), out=tmp_path / "run/data")
     assert not list(tmp_path.iterdir())
 
 

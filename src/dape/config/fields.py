@@ -1,6 +1,6 @@
 """Flags whose values the command line cannot read by their type alone. No torch here."""
 
-import math
+import json
 from typing import Any
 
 import tyro
@@ -13,21 +13,24 @@ def _read(words: list[str]) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise ValueError(f"{word!r} is not NAME=VALUE")
-        try:
-            options[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ValueError(f"{word!r}: cannot read the value ({error})") from error
+        options[name] = _read_value(value, word)
     return options
+
+
+def _read_value(value: str, word: str) -> Any:
+    """JSON, which knows 1e-5, or else YAML, which needs no quotes."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        try:
+            return yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"{word!r}: cannot read the value ({' '.join(str(error).split())})") from error
 
 
 def write_key_values(options: dict[str, Any]) -> list[str]:
     """The words that ``_read`` turns into ``options``."""
-    return [f"{name}={_one_line(value)}" for name, value in options.items()]
-
-
-def _one_line(value: Any) -> str:
-    # A scalar is followed by a line "...", the end of a YAML document.
-    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
+    return [f"{name}={json.dumps(value)}" for name, value in options.items()]
 
 
 KEY_VALUES = tyro.constructors.PrimitiveConstructorSpec(
@@ -37,4 +40,4 @@ KEY_VALUES = tyro.constructors.PrimitiveConstructorSpec(
     is_instance=lambda value: isinstance(value, dict),
     str_from_instance=write_key_values,
 )
-"""A dictionary of options as NAME=VALUE words, values written as in YAML."""
+"""A dictionary of options as NAME=VALUE words."""

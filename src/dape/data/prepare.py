@@ -34,7 +34,6 @@ def prepare(sources: Sequence[str], out: Path, options: Options, watcher: Watche
     options.check()
     target = Path(out).resolve()
     _check_target(target, out)
-    target.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         found = _expand(sources, target, "train", stack)
         held_out = _expand(options.validation, target, "validation", stack)
@@ -43,6 +42,7 @@ def prepare(sources: Sequence[str], out: Path, options: Options, watcher: Watche
             _check_same(settings, read_manifest(target)["settings"], f"{out} is there already")
             shutil.rmtree(_replaced(target), ignore_errors=True)
             return Prepared(Corpus.open(target), "already there")
+        target.parent.mkdir(parents=True, exist_ok=True)
         partial = stack.enter_context(_partial_folder(target))
         with _disk_full_explained(target):
             _check_unfinished(partial, settings, options)

@@ -143,6 +143,7 @@ def _hub(given: str) -> Source:
 def _stream(given: str, name: str, open_: Callable[[], AbstractContextManager[BinaryIO]], spool: Path) -> Source:
     """Text is read up to three times (to split it, to learn a tokenizer, to encode it), so a pipe is copied first."""
     seen, size = hashlib.sha256(), 0
+    spool.parent.mkdir(parents=True, exist_ok=True)
     with open_() as stream, spool.open("wb") as copy:
         while block := stream.read(1 << 20):
             copy.write(block)

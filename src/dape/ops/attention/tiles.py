@@ -24,7 +24,7 @@ from dape.ops.attention.tiling import Tile, plan_tiles
 from dape.positional.base import LEAKY_SLOPE, accumulation_dtype
 
 LOG2_E = math.log2(math.e)
-STRIP_BYTES = 1 << 20
+STRIP_BYTES = 2 << 20
 """Hidden units made at a time: about a core's own cache (measured in docs/lab-notes.md)."""
 CACHE_LINE = 64
 MANY_PRODUCTS = 16
