@@ -111,8 +111,8 @@ def open_corpus(given: str | None, where: Path, description: "Description") -> "
 
 
 def _open_given(spec: str, where: Path, description: "Description") -> "Corpus":
-    """Text is prepared with the model's own tokenizer, into a folder of its own beside the checkpoint."""
-    from dape.data.corpora import open_data
+    """Text is prepared with the model's own tokenizer, and kept in the cache."""
+    from dape.data.corpora import cache_folder, open_data
     from dape.data.sources import digest, expand
     from dape.data.store import is_prepared
 
@@ -120,8 +120,8 @@ def _open_given(spec: str, where: Path, description: "Description") -> "Corpus":
         return open_data(spec)
     bytes_alone = description.data["tokenizer"] == "bytes"
     tokenizer = "bytes" if bytes_alone else str(where / "tokenizer.json")
-    key = digest(expand(spec, Path()).items)[:12]
-    return open_data(spec, out=where / f"text-{key}", tokenizer=tokenizer)
+    key = f"{digest(expand(spec, Path()).items)[:12]}-{description.data['tokenizer_fingerprint'][:12]}"
+    return open_data(spec, out=cache_folder() / f"text-{key}", tokenizer=tokenizer)
 
 
 def run_folder(checkpoint: Path) -> Path:

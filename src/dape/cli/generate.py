@@ -34,7 +34,8 @@ class Generate:
     seed: int = 0
     """Seed of the random choices."""
     cache: bool = True
-    """Keep keys and values (`--no-cache` computes everything anew for each token: slow, the same text)."""
+    """Keep keys and values. `--no-cache` computes everything anew for each token: slow, and the same text, except with pi
+    and yarn when their scale is not fixed (it then grows with the text)."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     threads: int | None = None
