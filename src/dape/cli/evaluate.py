@@ -155,14 +155,18 @@ def _print(rows: "list[Row]", settings: EvalConfig, config: Evaluate) -> None:
 
     if not rows:
         return
-    title = f"{rows[0].method}, {settings.protocol}, {rows[0].windows} windows, {settings.mode}"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    first = rows[0]
+    print(f"{first.method}, step {first.step}: {settings.protocol}, {settings.mode}, data {first.data_hash[:12]}")
+    table = Table(box=None, pad_edge=False)
     by_position = settings.protocol == "per_position"
-    for header in ("length", "positions", "nats", "tokens") if by_position else ("length", "perplexity", "tokens"):
+    middle = ("positions", "nats") if by_position else ("perplexity",)
+    for header in ("length", *middle, "tokens", "windows"):
         table.add_column(header, justify="right", no_wrap=True)
     for row in rows:
-        middle = [f"{row.extra['first_position']}-{row.extra['last_position']}"] if by_position else []
-        table.add_row(str(row.length), *middle, f"{row.value:.4f}", str(row.scored_tokens))
+        bucket = [f"{row.extra['first_position']}-{row.extra['last_position']}"] if by_position else []
+        table.add_row(str(row.length), *bucket, f"{row.value:.4f}", str(row.scored_tokens), str(row.windows))
     open_console().print(table)
+    if settings.protocol != "nonoverlap" and (first.windows or 0) < settings.windows:
+        print(f"the held-out text has room for {first.windows} windows only, not {settings.windows}")
     if config.json is not None:
         print(f"appended {len(rows)} rows to {config.json}")

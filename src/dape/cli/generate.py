@@ -34,8 +34,8 @@ class Generate:
     seed: int = 0
     """Seed of the random choices."""
     cache: bool = True
-    """Keep keys and values. `--no-cache` computes everything anew for each token: slow, and the same text, except with pi
-    and yarn when their scale is not fixed (it then grows with the text)."""
+    """Keep keys and values. `--no-cache` computes everything anew for each token: slow, and the same text, except with
+    pi and yarn when their scale is not fixed (it then grows with the text)."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     threads: int | None = None
@@ -59,6 +59,8 @@ def check(config: Generate) -> None:
         raise UsageError(f"--temperature must be 0 or more, got {config.temperature}")
     if config.top_k < 0:
         raise UsageError(f"--top-k must be 0 (all) or more, got {config.top_k}")
+    if not 0 <= config.seed < 1 << 63:
+        raise UsageError(f"--seed must lie between 0 and 2^63 - 1, got {config.seed}")
     if not 0 < config.top_p <= 1:
         raise UsageError(f"--top-p must lie between 0 and 1, got {config.top_p}")
 

@@ -62,13 +62,10 @@ class ShardWriter:
             os.fsync(file.fileno())
 
     def finish(self) -> dict[str, Any]:
-        """Close everything and say what there is, as in the manifest."""
+        """Close everything and say what there is, as in the manifest; files that are not in it are left over."""
         if self._open_tokens:
             self._close_shard()
-        else:
-            self._shard.close()
-            self._path.unlink()
-        for file in (self._ends, self._digests):
+        for file in (self._shard, self._ends, self._digests):
             file.close()
         documents = self.folder / f"{self.split}-documents.npy"
         _write_npy(self.folder / f"{self.split}.ends", documents, self.documents)

@@ -10,6 +10,7 @@ pass and explains the layout. A tile holds all heads of some query rows, *in rev
 Logits are kept in base 2 (log2 e is folded into the last product), exp2 being cheaper than exp.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ STRIP_BYTES = 2 << 20
 """Hidden units made at a time: about a core's own cache (measured in docs/lab-notes.md)."""
 CACHE_LINE = 64
 MANY_PRODUCTS = 16
+SHORT_CALL = 1 << 25
+"""Hidden units (without f: scores) below which threads share operations, not tiles. The threads that torch's own
+operations ran on before the call go on spinning for some milliseconds, and would take cores from our workers."""
 MAX_BACKWARD_WORKERS = 16
 """Each worker of the backward pass sums its own gradients of k and v; more would cost more memory than they save."""
 _leaky_backward = torch.ops.aten.leaky_relu_backward.grad_input
@@ -119,15 +123,17 @@ class Call:
             offset=self.causal_offset,
             planes=max(self.hidden, self.heads),
             itemsize=self.dtype.itemsize,
-            most_items=1 if shared else -(-self.batch // self.workers),
+            most_items=1 if shared else -(-self.batch // self._workers),
         )
 
-    @property
-    def workers(self) -> int:
-        return torch.get_num_threads() if self.device.type == "cpu" else 1
+    @functools.cached_property
+    def _workers(self) -> int:
+        """Threads that take tiles of their own. A short call is split inside its operations instead."""
+        numbers = self.batch * self.queries * self.keys * max(self.hidden, self.heads)
+        return torch.get_num_threads() if self.device.type == "cpu" and numbers >= SHORT_CALL else 1
 
     def shares(self, *, backward: bool = False) -> list[list[Tile]]:
-        workers = min(self.workers, MAX_BACKWARD_WORKERS) if backward else self.workers
+        workers = min(self._workers, MAX_BACKWARD_WORKERS) if backward else self._workers
         return balanced_shares(self.tiles, lambda tile: tile.cells, workers)
 
     def parts(self, x: Float[Tensor, "b h *n"]) -> list[Float[Tensor, "h i *n"]]:
