@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from dape.cli.checks import check_encoding, check_model
+from dape.cli.checks import check_encoding, check_model, check_reach
 from dape.cli.console import open_console
 from dape.cli.live import LiveTable
 from dape.errors import UsageError
@@ -16,6 +16,7 @@ from dape.evaluation.config import EvalConfig, Mode
 from dape.files import check_writable_folder, locked
 from dape.models.config import DecoderConfig
 from dape.training.config import TrainConfig
+from dape.training.interrupt import signals_as_interrupts
 
 if TYPE_CHECKING:
     from dape.sweep.compare import Comparison
@@ -67,7 +68,7 @@ class Compare:
 
 
 def expand(argv: list[str]) -> list[str]:
-    """Flags of the preset, of files and of a comparison to resume in front of those typed."""
+    """Flags of the preset and of files, or of the comparison to resume, in front of those typed."""
     from dape.config.load import refuse_with_resume, value_of, with_settings
 
     for flag, instead in (("--encoding", "--methods"), ("--seed", "--seeds")):
@@ -90,7 +91,7 @@ def _saved(out: Path) -> list[str]:
     saved = read_yaml(path)
     shared = saved["shared"]
     evaluation = {name: value for name, value in shared["evaluation"].items() if name != "protocol"}
-    settings = {name: saved[name] for name in ("methods", "seeds", "data")}
+    settings = {"methods": saved["methods"], "seeds": saved["seeds"], "data": str(out / saved["data"])}
     sections = {"model": _set(shared["model"]), "train": _set(shared["train"])}
     return as_flags({**settings, **evaluation, **sections}, Compare, str(path))
 
@@ -107,7 +108,8 @@ def run(config: Compare) -> int:
         jobs = _jobs(config, comparison)
         todo = [r for r in comparison.runs() if not comparison.finished(r)]
         _announce(comparison, len(todo), jobs)
-        failures = _run(replace(comparison, threads=_threads(jobs)), todo, jobs)
+        with signals_as_interrupts():
+            failures = _run(replace(comparison, threads=_threads(jobs)), todo, jobs)
         return _report(comparison, failures)
 
 
@@ -125,6 +127,10 @@ def check(config: Compare) -> None:
     if config.jobs is not None and config.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {config.jobs}")
     config.model.check()
+    for name in config.model.encoding_options:
+        method, dot, _ = name.rpartition(".")
+        if dot and method not in config.methods:
+            raise UsageError(f"--encoding-options {name}: {method} is not among the --methods")
     evaluation_of(config).check()
     check_writable_folder(config.out, "--out")
 
@@ -146,7 +152,7 @@ def _plan(config: Compare) -> "Comparison":
     from dape.cli.devices import use_device
     from dape.data.corpora import open_data
     from dape.data.windows import evaluation_ends
-    from dape.sweep.compare import Comparison
+    from dape.sweep.compare import Comparison, model_for
 
     config.train.check()
     device = str(use_device(config.device))
@@ -164,7 +170,9 @@ def _plan(config: Compare) -> "Comparison":
             f"note: the held-out text has room for {len(ends)} windows only, not {evaluation.windows}", file=sys.stderr
         )
     for method in config.methods:
-        check_model(replace(config.model, encoding=method))
+        model = model_for(method, config.model)
+        check_model(model)
+        check_reach(model, max(evaluation.lengths))
     return Comparison(
         out=config.out,
         methods=tuple(dict.fromkeys(config.methods)),

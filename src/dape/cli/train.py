@@ -11,7 +11,7 @@ import tyro
 from dape.cli.checks import check_encoding, check_model
 from dape.cli.devices import set_threads, use_device
 from dape.errors import UsageError
-from dape.files import check_writable_folder
+from dape.files import check_writable_folder, locked
 from dape.models.config import DecoderConfig
 from dape.training.config import TrainConfig
 
@@ -78,11 +78,12 @@ def run(config: Train) -> int:
     device = use_device(config.device)
     set_threads(config.threads)
     check_model(config.model)
-    trainer = _prepare(config, folder, device)
-    if trainer.step == config.train.steps:
-        print(f"{folder} has already reached its last step, {trainer.step}")
-        return 0
-    return _train(trainer, folder)
+    with locked(folder):
+        trainer = _prepare(config, folder, device)
+        if trainer.step == config.train.steps:
+            print(f"{folder} has already reached its last step, {trainer.step}")
+            return 0
+        return _train(trainer, folder)
 
 
 def default_folder(model: DecoderConfig, train: TrainConfig) -> Path:

@@ -74,7 +74,7 @@ class Comparison:
         begun = (folder / CONFIG).is_file()
         job = Job(
             run=RunConfig(
-                model=replace(self.model, encoding=run.method),
+                model=model_for(run.method, self.model),
                 train=replace(self.train, seed=run.seed),
                 data=self.data,
                 threads=RunConfig.read(folder).threads if begun else self.threads,
@@ -153,11 +153,16 @@ class Comparison:
         settings = {
             "methods": methods,
             "seeds": max(self.seeds, known.get("seeds", 0)),
-            "data": self.data,
+            "data": self._relative_data(),
             "data_name": self.data_name,
             "shared": self.shared_settings(),
         }
         write_text(path, yaml.safe_dump(settings, sort_keys=False))
+
+    def _relative_data(self) -> str:
+        """Relative to the folder where it lies inside, so that the folder can be moved."""
+        data, out = Path(self.data), self.out.resolve()
+        return str(data.relative_to(out)) if data.is_relative_to(out) else str(data)
 
     def _check_same(self, saved: dict[str, Any]) -> None:
         now = self.shared_settings()
@@ -171,6 +176,14 @@ class Comparison:
                 f"--out {self.out} holds a comparison with other settings: {'; '.join(changed)}. "
                 "Results would not be comparable; use another --out."
             )
+
+
+def model_for(method: str, model: DecoderConfig) -> DecoderConfig:
+    """With that encoding, and of its options those for all methods and those given as METHOD.OPTION."""
+    given = model.encoding_options
+    options = {name: value for name, value in given.items() if "." not in name}
+    options |= {n.removeprefix(f"{method}."): value for n, value in given.items() if n.startswith(f"{method}.")}
+    return replace(model, encoding=method, encoding_options=options)
 
 
 def _changes(section: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:

@@ -4,17 +4,22 @@ python -m dape.sweep.worker RUN       reads RUN/job.json, writes RUN/rows.jsonl 
 """
 
 import json
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dape.evaluation.config import EvalConfig
-from dape.files import write_text
+from dape.files import locked, write_text
 from dape.models.config import DecoderConfig
 from dape.training.config import TrainConfig
+from dape.training.interrupt import Interruption
 from dape.training.run import RunConfig
 
+STOPPED = 3
+"""Exit code of a worker that was asked to stop, or whose parent is gone."""
 JOB, ROWS, PROGRESS = "job.json", "rows.jsonl", "progress.json"
 
 
@@ -50,24 +55,31 @@ class Job:
 
 
 def main(folder: Path) -> int:
+    parent = os.getppid()
+    with locked(folder), Interruption() as interrupted:
+        # Whoever started this may be killed; to go on alone would collide with a second attempt.
+        return _work(folder, lambda: interrupted() or os.getppid() != parent)
+
+
+def _work(folder: Path, stop: Callable[[], bool]) -> int:
     import torch
 
     from dape.data.store import Corpus
-    from dape.training.interrupt import Interruption
     from dape.training.loop import Trainer
 
     job = Job.read(folder)
     torch.set_num_threads(job.run.threads)
     corpus = Corpus.open(Path(job.data))
+    if corpus.hash != job.data_hash:
+        raise ValueError(f"{job.data} has changed since the comparison was begun")
     trainer = Trainer(folder, job.run, corpus, device=torch.device(job.device), trackers=[])
     trainer.config.write(folder)
-    with Interruption() as stop:
-        if not trainer.run(watch=lambda progress: None, stop=stop):
-            return stop.exit_code
-    return _evaluate(job, trainer, folder)
+    if not trainer.run(watch=lambda progress: None, stop=stop):
+        return STOPPED
+    return _evaluate(job, trainer, folder, stop)
 
 
-def _evaluate(job: Job, trainer: Any, folder: Path) -> int:
+def _evaluate(job: Job, trainer: Any, folder: Path, stop: Callable[[], bool]) -> int:
     from dape.evaluation.perplexity import Subject, as_rows, measure
     from dape.provenance import provenance
 
@@ -85,6 +97,8 @@ def _evaluate(job: Job, trainer: Any, folder: Path) -> int:
 
     def watch(length: int, done: int, total: int) -> None:
         write_text(folder / PROGRESS, json.dumps({"length": length, "done": done, "total": total}))
+        if stop():
+            sys.exit(STOPPED)
 
     model = trainer.model.eval()
     lines = []

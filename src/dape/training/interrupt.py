@@ -1,7 +1,9 @@
 """Ctrl-C and SIGTERM as a request to stop at the next good moment. No torch here."""
 
+import contextlib
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 
 
@@ -35,3 +37,19 @@ class Interruption:
             raise KeyboardInterrupt
         self.signal = number
         print(f"\ndape: {self._message}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def signals_as_interrupts() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a terminal that was closed, as KeyboardInterrupt: the same orderly end."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
