@@ -92,7 +92,8 @@ def _saved(out: Path) -> list[str]:
     shared = saved["shared"]
     evaluation = {name: value for name, value in shared["evaluation"].items() if name != "protocol"}
     settings = {"methods": saved["methods"], "seeds": saved["seeds"], "data": str(out / saved["data"])}
-    sections = {"model": _set(shared["model"]), "train": _set(shared["train"])}
+    model = {**shared["model"], "encoding_options": saved.get("encoding_options", {})}
+    sections = {"model": _set(model), "train": _set(shared["train"])}
     return as_flags({**settings, **evaluation, **sections}, Compare, str(path))
 
 

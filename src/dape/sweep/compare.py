@@ -131,7 +131,7 @@ class Comparison:
     def shared_settings(self) -> dict[str, Any]:
         """What all runs have in common, as plain data."""
         model, train, evaluation = asdict(self.model), asdict(self.train), asdict(self.evaluation)
-        for name in ("encoding", "vocabulary"):
+        for name in ("encoding", "encoding_options", "vocabulary"):
             model.pop(name)
         for name in ("seed", *FREE_TO_CHANGE):
             train.pop(name)
@@ -142,7 +142,7 @@ class Comparison:
         """Create the folder, or make sure that the one there is the same comparison."""
         path = self.out / SETTINGS
         if path.exists():
-            self._check_same(read_yaml(path).get("shared", {}))
+            self._check_same(read_yaml(path))
         else:
             occupied = self.out.exists() and any(p.name != ".lock" and p.name != "data" for p in self.out.iterdir())
             if occupied:
@@ -152,6 +152,7 @@ class Comparison:
         methods = list(dict.fromkeys([*known.get("methods", []), *self.methods]))
         settings = {
             "methods": methods,
+            "encoding_options": {**known.get("encoding_options", {}), **self.model.encoding_options},
             "seeds": max(self.seeds, known.get("seeds", 0)),
             "data": self._relative_data(),
             "data_name": self.data_name,
@@ -165,15 +166,16 @@ class Comparison:
         return str(data.relative_to(out)) if data.is_relative_to(out) else str(data)
 
     def _check_same(self, saved: dict[str, Any]) -> None:
-        now = self.shared_settings()
-        changed = [
-            f"{name} was {old!r}, now {new!r}"
-            for section in now
-            for name, old, new in _changes(section, saved.get(section), now[section])
-        ]
+        now, then = self.shared_settings(), saved.get("shared", {})
+        changed = [change for section in now for change in _changes(section, then.get(section), now[section])]
+        options = replace(self.model, encoding_options=saved.get("encoding_options", {}))
+        for method in set(self.methods) & set(saved.get("methods", [])):
+            old, new = (model_for(method, model).encoding_options for model in (options, self.model))
+            changed += _changes(f"options of {method}", old, new)
         if changed:
             raise UsageError(
-                f"--out {self.out} holds a comparison with other settings: {'; '.join(changed)}. "
+                f"--out {self.out} holds a comparison with other settings: "
+                f"{'; '.join(f'{name} was {old!r}, now {new!r}' for name, old, new in changed)}. "
                 "Results would not be comparable; use another --out."
             )
 
@@ -190,4 +192,5 @@ def _changes(section: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
     if not isinstance(new, dict):
         return [] if old == new else [(section, old, new)]
     old = old or {}
-    return [(name, old.get(name), value) for name, value in new.items() if old.get(name) != value]
+    names = dict.fromkeys([*old, *new])
+    return [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]

@@ -16,7 +16,7 @@ class Interruption:
         self._before: dict[int, signal.Handlers | object] = {}
 
     def __enter__(self) -> "Interruption":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _heeded(signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -46,10 +46,15 @@ def signals_as_interrupts() -> Iterator[None]:
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    hang_up = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
+    before = {number: signal.signal(number, interrupt) for number in _heeded(signal.SIGTERM, *hang_up)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _heeded(*numbers: signal.Signals) -> list[signal.Signals]:
+    """Without those that whoever started this wanted ignored, as nohup does with SIGHUP."""
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
