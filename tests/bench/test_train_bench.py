@@ -16,7 +16,8 @@ from dape.bench.train import TrainBench, filled_in, run
 from dape.bench.train_cases import Trainee, Workload, make_batch, make_model, make_trainee
 from dape.bench.train_records import Spread, TrainRow, base_of, make_rows, make_table
 from dape.errors import UsageError
-from dape.models.decoder import DecoderConfig, DecoderLM
+from dape.models.config import DecoderConfig
+from dape.models.decoder import DecoderLM
 
 SHAPE = {"layers": 2, "width": 24, "heads": 3, "vocabulary": 19, "batch": 2}
 TINY = {**SHAPE, "lengths": (9,), "repeats": 2, "warm_up": 1}
@@ -59,7 +60,7 @@ def test_plain_gpt_is_our_model_with_rotary_positions(heads, t):
     plain = PlainGPT(layers=3, width=48, heads=heads, vocabulary=31, length=23)
     plain.load_state_dict(ours.state_dict())
     tokens = torch.randint(31, (2, t))
-    torch.testing.assert_close(plain(tokens), ours(tokens), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(plain(tokens), ours(tokens), rtol=1e-5, atol=2e-5)
     assert [p.shape for p in plain.parameters()] == [p.shape for p in ours.parameters()]
 
 
@@ -114,11 +115,13 @@ def test_a_step_projects_constrained_parameters():
 def test_the_other_passes_leave_the_weights_alone(pass_, monkeypatch):
     trainee = make_trainee("rope", WORKLOAD, 9)
     before = [p.clone() for p in trainee.parameters]
-    graphs, real = [], Trainee.loss
+    graphs, seen, real = [], [], Trainee.loss
     monkeypatch.setattr(Trainee, "loss", lambda self: graphs.append(x := real(self)) or x)
+    trainee.model.embedding.weight.register_hook(seen.append)
     getattr(trainee, pass_)()
     assert all(torch.equal(a, b) and b.grad is None for a, b in zip(before, trainee.parameters, strict=True))
     assert [loss.requires_grad for loss in graphs] == [pass_ == "forward_backward"]
+    assert len(seen) == (pass_ == "forward_backward")
 
 
 def test_mixed_precision_rounds_activations_but_not_weights():
@@ -132,6 +135,7 @@ def test_mixed_precision_rounds_activations_but_not_weights():
 
 
 def test_models_and_tokens_repeat_and_leave_the_random_state_alone():
+    torch.manual_seed(17)  # not the seed of the models, after which the state might happen to be the same
     before = torch.get_rng_state()
     first, second = (make_model("dape-kerple", WORKLOAD, 9) for _ in range(2))
     inputs, targets = make_batch(WORKLOAD, 9)
@@ -140,14 +144,18 @@ def test_models_and_tokens_repeat_and_leave_the_random_state_alone():
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
+# Warnings of the compiler about itself, as in the other tests that compile.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.compile
-def test_compiled_models_train():
-    eager = make_trainee("dape-kerple", WORKLOAD, 9)
-    compiled = make_trainee("dape-kerple", Workload(**{**vars(WORKLOAD), "compile": True}), 9)
-    for trainee in (eager, compiled):
-        trainee.step()
-        trainee.step()
-    torch.testing.assert_close(compiled.loss(), eager.loss(), rtol=1e-4, atol=1e-5)
+def test_every_model_is_compiled(tmp_path):
+    """Torch keeps few graphs of one piece of code, here one, and runs other models uncompiled: an error here."""
+    import torch._dynamo
+
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        report = report_of(tmp_path, compile=True, layers=1, encodings=("nope", "rope"), passes=("forward", "step"))
+    assert len(report["rows"]) == 4 and torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 4
+    torch._dynamo.reset()
 
 
 # Ratios --------------------------------------------------------------------------------------------------------------
@@ -218,6 +226,13 @@ def test_json_holds_every_row_and_its_circumstances(tmp_path, capsys):
     assert by_model["plain-gpt"] == by_model["rope"] == by_model["kerple"] - 2 * 2 * 3
     shown = capsys.readouterr()
     assert "dape-kerple" in shown.out and "forward" in shown.out and "[0/32] 9 tokens" in shown.err
+
+
+def test_warm_up_is_as_long_as_asked(tmp_path, monkeypatch):
+    steps, real = [], Trainee.step
+    monkeypatch.setattr(Trainee, "step", lambda self: steps.append(self) or real(self))
+    report_of(tmp_path, encodings=("nope",), warm_up=3, repeats=2)
+    assert len(steps) == 5
 
 
 def test_numbers_without_yardstick_and_base(tmp_path):

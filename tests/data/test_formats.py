@@ -85,8 +85,10 @@ def test_positions_lead_to_the_next_document(tmp_path):
     items = expand(str(tmp_path), Path()).items
     found = list(read_documents(items, Reading(), Tally()))
     for i, document in enumerate(found):
-        rest = read_documents(items, Reading(), Tally(), document.next)
+        tally = Tally()
+        rest = read_documents(items, Reading(), tally, document.next)
         assert [d.text for d in rest] == ["one", "two", "three"][i + 1 :]
+        assert tally.consumed == (sum(item.size for item in items) if i < 2 else 0)
 
 
 @pytest.mark.parametrize("compression", ["", ".gz", ".zst"])

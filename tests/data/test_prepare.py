@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -163,7 +162,6 @@ def test_impossible_options(prepared, texts, tmp_path, options):
 
 
 def test_documents_are_pulled_as_they_are_needed(monkeypatch):
-    monkeypatch.setattr(job, "BATCH_BYTES", 100)
     monkeypatch.setattr(job, "BATCH_DOCUMENTS", 3)
     pulled = []
 
@@ -172,7 +170,7 @@ def test_documents_are_pulled_as_they_are_needed(monkeypatch):
             pulled.append(size)
             yield Document("a" * size, b"a" * size, 0, "train", Position(0, len(pulled)))
 
-    found = job.batches(source(), Split("given", 0), Position(1, 0))
+    found = job.batches(source(), Split("given", 0), Position(1, 0), limit=100)
     assert pulled == []
     seen = []
     for batch, position in found:
@@ -208,7 +206,6 @@ KILLED = textwrap.dedent("""
     from dape.data.prepare import Options, prepare
 
     source, out, die_at, tokenizer = sys.argv[1:]
-    job.BATCH_DOCUMENTS = 6
     os.fsync = lambda handle: None  # slow, and against power cuts only
     events = 0
 
@@ -261,23 +258,27 @@ def test_killed_again_and_again_it_arrives_at_the_same(
 
 
 @pytest.mark.parametrize(
-    "die_at",
-    [
-        *("open train-documents.npy", "os.remove progress.json"),
-        *("os.rename out", "os.rename .out.partial", "os.rmdir .out.old"),
-    ],
+    "die_at", ["open train-documents.npy", "os.remove progress.json", "os.rename out", "os.rename .out.partial"]
 )
 def test_killed_at_the_very_end_it_arrives_too(texts, tmp_path, contents, run_and_kill, die_at):
     """The folder is complete, and about to take the place of an older one."""
     (tmp_path / "a/zz.txt").touch()  # nothing in it, and yet it must be counted only once
-    settings = Options(shard_tokens=400)
+    settings = Options(shard_tokens=400, overwrite=True)
     prepare([str(tmp_path / "docs.jsonl")], tmp_path / "out", Options())
     prepare([str(tmp_path / "a")], tmp_path / "whole", settings)
     assert run_and_kill("a", "out", die_at) is None
-    overwrite = replace(settings, overwrite=die_at != "os.rmdir .out.old")
-    prepared = prepare([str(tmp_path / "a")], tmp_path / "out", overwrite)
-    assert prepared.how == ("continued" if overwrite.overwrite else "already there")
+    assert prepare([str(tmp_path / "a")], tmp_path / "out", settings).how == "continued"
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_older_folder_is_removed_even_after_a_crash(prepared, texts, tmp_path):
+    prepared("a")
+    (tmp_path / "out").rename(tmp_path / ".out.old")  # as after a crash between renaming and removing
+    prepared("a")
+    assert not list(tmp_path.glob(".*"))
+    (tmp_path / ".out.old").mkdir()
+    prepared("a")
     assert not list(tmp_path.glob(".*"))
 
 
@@ -291,7 +292,7 @@ def stop_after(monkeypatch, documents, error):
             raise error
         real(self, *arguments)
 
-    monkeypatch.setattr(job, "BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr(job, "BATCH_DOCUMENTS", 3)  # notes are taken in between
     monkeypatch.setattr(ShardWriter, "append", append)
 
 
@@ -315,6 +316,27 @@ def test_nothing_worth_keeping_leaves_nothing(prepared, texts, tmp_path, monkeyp
     with pytest.raises(KeyboardInterrupt):
         prepared("a")
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_tokenizer_is_learned_once(prepared, texts, tmp_path, contents, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 0, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            prepared("a", tokenizer="bpe:270")
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "train_bpe", None)  # must not be needed
+        prepared("a", tokenizer="bpe:270")
+    prepared("a", tokenizer="bpe:270", out="whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_an_unfinished_folder_without_tokens_is_no_obstacle(prepared, texts, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 0, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            prepared("a", tokenizer="bpe:270")
+    assert (tmp_path / ".out.partial").exists()
+    assert prepared("a").tokenizer.name == "bytes" and not (tmp_path / ".out.partial").exists()
 
 
 def test_a_full_disk_is_explained_and_can_be_gone_on_from(prepared, texts, tmp_path, contents, monkeypatch):

@@ -13,7 +13,7 @@ from dape.data import tokenizer as module
 from dape.data.tokenizer import ByteTokenizer, load_tokenizer, open_tokenizer, parse_spec, train_bpe
 from dape.errors import UsageError
 
-SAMPLE = ["the cat sat on the mat, the naïve cat\n\nin the hat <|endoftext|>\n"] * 3
+SAMPLE = ["the cat sat on the mat, the naïve cat\n\nin the hat <|endoftext|>\n", "a\n \n", "a\n\n", "a \n"] * 3
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
 
 

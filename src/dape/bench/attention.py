@@ -17,10 +17,11 @@ from dape.bench.options import (
     torch_threads,
 )
 from dape.bench.progress import Progress
-from dape.bench.records import Pass, Row, machine, make_table, print_table, write_json
+from dape.bench.records import Pass, Row, make_table, print_table, write_json
 from dape.errors import UsageError
 from dape.files import check_writable_file
 from dape.positional.catalogue import DAPE
+from dape.provenance import machine
 
 if TYPE_CHECKING:
     from dape.bench.cases import Shape

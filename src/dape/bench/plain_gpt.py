@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Float[Tensor, "b t m"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b t m"]:
         b, t, m = x.shape
-        q, k, v = self.qkv(x).view(b, t, 3, self.heads, m // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(x).split(m, dim=-1))
         y = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(b, t, m))
 

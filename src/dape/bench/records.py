@@ -1,15 +1,10 @@
-"""The result of a benchmark: rows, where they come from, and how they are written and shown. Does not import torch."""
+"""The result of a benchmark: rows, and how they are written and shown. Does not import torch."""
 
-import contextlib
 import json
 import os
-import platform
-import re
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -35,42 +30,6 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         return {name.rstrip("_"): value for name, value in asdict(self).items()}
-
-
-# Where rows come from ------------------------------------------------------------------------------------------------
-
-
-def machine() -> dict[str, Any]:
-    """What a reader needs to judge a number: processor, system, commit, date."""
-    return {
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "commit": _commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found:
-            return found[1]
-    return platform.processor() or platform.machine()
-
-
-def _commit() -> str | None:
-    """The commit of the source tree that this file belongs to, marked if it has been changed since."""
-    root = Path(__file__).resolve().parents[3]
-    if not (root / ".git").exists():  # installed: a repository further up would be somebody else's
-        return None
-    git = ["git", "-C", str(root)]
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
-        return commit + (" (with changes)" if changes.strip() else "")
-    return None
 
 
 # As a file -----------------------------------------------------------------------------------------------------------

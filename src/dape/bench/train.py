@@ -17,11 +17,12 @@ from dape.bench.options import (
     torch_threads,
 )
 from dape.bench.progress import Progress
-from dape.bench.records import machine, print_table, write_json
+from dape.bench.records import print_table, write_json
 from dape.bench.train_records import PLAIN_GPT, TrainPass, TrainRow, make_table
 from dape.errors import UsageError
 from dape.files import check_writable_file
 from dape.positional.catalogue import RANDOMIZED, find
+from dape.provenance import machine
 
 if TYPE_CHECKING:
     from dape.bench.train_cases import Workload
@@ -205,7 +206,8 @@ def _report(config: TrainBench, rows: Sequence[TrainRow], settings: dict[str, An
 def _title(settings: dict[str, Any]) -> str:
     facts = [p.replace("_", "+") for p in settings["passes"] if len(settings["passes"]) == 1]
     facts += ["{layers} layers", "width {width}", "{heads} heads", "vocabulary {vocabulary}", "batch {batch}"]
-    facts += ["{precision}", "{threads} threads" if settings["device"] == "cpu" else "{device}"]
+    threads = "1 thread" if settings["threads"] == 1 else "{threads} threads"
+    facts += ["{precision}", threads if settings["device"] == "cpu" else "{device}"]
     facts += ["compiled"] if settings["compile"] else []
     return ", ".join(facts).format(**settings)
 

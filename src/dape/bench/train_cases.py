@@ -1,7 +1,7 @@
 """What ``dape bench train`` runs: models with their optimizer, and one training step of each. Imports torch."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from dape.bench.plain_gpt import PlainGPT
 from dape.bench.train_records import PLAIN_GPT
-from dape.models.decoder import DecoderConfig, DecoderLM
+from dape.models.config import DecoderConfig
+from dape.models.decoder import DecoderLM
 
 CLIP_NORM = 1.0
 LEARNING_RATE = 1e-4
@@ -127,6 +128,17 @@ def _plain(ours: DecoderLM, length: int) -> PlainGPT:
 
 def make_trainee(name: str, workload: Workload, length: int) -> Trainee:
     return Trainee(make_model(name, workload, length), workload, length)
+
+
+@contextlib.contextmanager
+def room_for_graphs(count: int) -> Iterator[None]:
+    """Let torch keep that many compiled versions of one piece of code: it would run more than eight uncompiled, without
+    a word, and our models share theirs."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=count, accumulated_recompile_limit=count * 32):
+        yield
 
 
 # Agreement -----------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class Job:
         saved = read_progress(self.folder)
         if saved:
             self._write(saved)
-            return True
+            return has_tokens(saved)
         clear(self.folder)
         self._write(self._begin())
         return False
@@ -111,7 +111,9 @@ class Job:
         last = time.monotonic()
         try:
             documents = self._documents(tally, Position(*saved["position"]))
-            for pieces, position in batches(documents, split, Position(len(self.items), 0)):
+            # No larger than a shard: notes are taken between batches, and a finished shard shall not be made again.
+            limit = min(BATCH_BYTES, self.options.shard_tokens)
+            for pieces, position in batches(documents, split, Position(len(self.items), 0), limit):
                 if encode(pieces, tokenizer, writers) or time.monotonic() > last + SECONDS_BETWEEN_SAVES:
                     self._save_writers(saved, position, tally, writers)
                     last = time.monotonic()
@@ -185,14 +187,14 @@ class _Unwatched:
 
 
 def batches(
-    documents: Iterable[Document], split: Split, end: Position
+    documents: Iterable[Document], split: Split, end: Position, limit: int
 ) -> Iterator[tuple[list[tuple[str, Document]], Position]]:
-    """Pieces of documents to encode together, and where reading goes on after them."""
+    """Pieces of documents to encode together, about ``limit`` bytes, and where reading goes on after them."""
     batch, size = [], 0
     for document in documents:
         batch += split.pieces(document)
         size += len(document.content)
-        if size >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS:
+        if size >= limit or len(batch) >= BATCH_DOCUMENTS:
             yield batch, document.next
             batch, size = [], 0
     if batch:
@@ -209,12 +211,14 @@ def encode(pieces: Sequence[tuple[str, Document]], tokenizer: Tokenizer, writers
 
 
 def read_progress(folder: Path) -> dict[str, Any] | None:
-    """What an earlier run has saved, if it had come far enough to be worth keeping."""
-    path = folder / PROGRESS
-    if not path.is_file():
-        return None
-    saved = json.loads(path.read_text(encoding="utf-8"))
-    return saved if Position(*saved["position"]) != BEGINNING else None
+    """What an earlier run has noted: the manifest if it had finished, else how far it was."""
+    found = [path for path in (folder / MANIFEST, folder / PROGRESS) if path.is_file()]
+    return json.loads(found[0].read_text(encoding="utf-8")) if found else None
+
+
+def has_tokens(saved: dict[str, Any]) -> bool:
+    """False if the run had decided how to go about it, but not written anything yet."""
+    return "position" not in saved or Position(*saved["position"]) != BEGINNING
 
 
 def clear(folder: Path) -> None:

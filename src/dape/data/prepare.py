@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dape.data.job import Job, Options, Watcher, clear, read_progress
+from dape.data.job import Job, Options, Watcher, clear, has_tokens, read_progress
 from dape.data.sources import Source, digest, expand
 from dape.data.store import Corpus, is_prepared, prepared_files, read_manifest
 from dape.data.tokenizer import tokenizer_identity
@@ -115,8 +115,14 @@ def _partial_folder(target: Path) -> Iterator[Path]:
         try:
             yield partial
         finally:
-            if partial.is_dir() and not is_prepared(partial) and not read_progress(partial):
+            if partial.is_dir() and not _worth_keeping(partial):
                 shutil.rmtree(partial, ignore_errors=True)
+
+
+def _worth_keeping(partial: Path) -> bool:
+    """A tokenizer that took long to learn is something to go on from, too."""
+    saved = read_progress(partial)
+    return saved is not None and (has_tokens(saved) or saved["settings"]["tokenizer"].startswith("bpe:"))
 
 
 @contextlib.contextmanager
@@ -144,10 +150,10 @@ def _locked(partial: Path) -> Iterator[None]:
 
 def _check_unfinished(partial: Path, settings: dict[str, Any], options: Options) -> None:
     """What another run has left is gone on with, refused, or thrown away if so told."""
-    there = read_manifest(partial) if is_prepared(partial) else read_progress(partial)
+    there = read_progress(partial)
     if there is None or there["settings"] == settings:
         return
-    if not options.overwrite:
+    if has_tokens(there) and not options.overwrite:
         _check_same(settings, there["settings"], f"the unfinished folder {partial} is there")
     clear(partial)
 

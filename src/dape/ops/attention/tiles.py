@@ -12,7 +12,7 @@ Logits are kept in base 2 (log2 e is folded into the last product), exp2 being c
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -29,9 +29,9 @@ STRIP_BYTES = 2 << 20
 """Hidden units made at a time: about a core's own cache (measured in docs/lab-notes.md)."""
 CACHE_LINE = 64
 MANY_PRODUCTS = 16
-SHORT_CALL = 1 << 25
-"""Hidden units (without f: scores) below which threads share operations, not tiles. The threads that torch's own
-operations ran on before the call go on spinning for some milliseconds, and would take cores from our workers."""
+SHORT_CALL = 1 << 23
+"""Scores below which a call without f leaves threads to torch, inside of each operation (README.md, Threads)."""
+SHARES_PER_WORKER = 2
 MAX_BACKWARD_WORKERS = 16
 """Each worker of the backward pass sums its own gradients of k and v; more would cost more memory than they save."""
 _leaky_backward = torch.ops.aten.leaky_relu_backward.grad_input
@@ -123,18 +123,29 @@ class Call:
             offset=self.causal_offset,
             planes=max(self.hidden, self.heads),
             itemsize=self.dtype.itemsize,
-            most_items=1 if shared else -(-self.batch // self._workers),
+            most_items=1 if shared else -(-self.batch // (SHARES_PER_WORKER * self._workers)),
         )
 
     @functools.cached_property
     def _workers(self) -> int:
-        """Threads that take tiles of their own. A short call is split inside its operations instead."""
-        numbers = self.batch * self.queries * self.keys * max(self.hidden, self.heads)
-        return torch.get_num_threads() if self.device.type == "cpu" and numbers >= SHORT_CALL else 1
+        """Threads that take tiles of their own."""
+        short = self.mixer is None and self.batch * self.heads * self.queries * self.keys < SHORT_CALL
+        return torch.get_num_threads() if self.device.type == "cpu" and not short else 1
 
     def shares(self, *, backward: bool = False) -> list[list[Tile]]:
+        """The tiles by worker; or, if there are enough items, by items, more shares than workers: whoever is free takes
+        the next. (Some core is always busy with something else.) What is in a share is fixed, and so are all sums."""
         workers = min(self._workers, MAX_BACKWARD_WORKERS) if backward else self._workers
-        return balanced_shares(self.tiles, lambda tile: tile.cells, workers)
+        parts = -(-self.batch // self.items)
+        if workers == 1 or parts < SHARES_PER_WORKER * workers:
+            return balanced_shares(self.tiles, lambda tile: tile.cells, workers)
+        shares: list[list[Tile]] = [[] for _ in range(SHARES_PER_WORKER * workers)]
+        for tile in self.tiles:
+            shares[self.part(tile) % len(shares)].append(tile)
+        return shares
+
+    def part(self, tile: Tile) -> int:
+        return tile.b0 // self.items
 
     def parts(self, x: Float[Tensor, "b h *n"]) -> list[Float[Tensor, "h i *n"]]:
         return [part.transpose(0, 1).to(self.dtype).contiguous() for part in x.split(self.items)]
@@ -142,12 +153,14 @@ class Call:
     def reversed_parts(self, x: Float[Tensor, "b h q *n"]) -> list[Float[Tensor, "h i q *n"]]:
         return self.parts(x.flip(2))
 
-    def rows_of(self, parts: list[Tensor], tile: Tile) -> Float[Tensor, "h i r *n"]:
+    def rows_of(self, parts: Sequence[Tensor], tile: Tile) -> Float[Tensor, "h i r *n"]:
         """The rows of a tile, from parts of reversed rows."""
-        return parts[tile.b0 // self.items][:, :, self.queries - tile.i1 : self.queries - tile.i0]
+        return parts[self.part(tile)][:, :, self.queries - tile.i1 : self.queries - tile.i0]
 
-    def keys_of(self, parts: list[Float[Tensor, "g i k d"]], tile: Tile) -> Float[Tensor, "n k d"]:
-        return parts[tile.b0 // self.items][:, :, : tile.keys].flatten(0, 1)
+    def keys_of(
+        self, parts: Sequence[Float[Tensor, "g i k d"]] | Mapping[int, Float[Tensor, "g i k d"]], tile: Tile
+    ) -> Float[Tensor, "n k d"]:
+        return parts[self.part(tile)][:, :, : tile.keys].flatten(0, 1)
 
     def stacked(self, x: Float[Tensor, "h i r n"]) -> Float[Tensor, "g*i r n"]:
         """One matrix for each item and key head."""
@@ -224,16 +237,18 @@ def _forward_tile(call: Call, tile: Tile, terms: Terms, scratch: "_Scratch", out
 
 
 class Gradients:
-    """One worker's share of the gradients that many tiles contribute to."""
+    """One share of the gradients that many tiles contribute to."""
 
-    def __init__(self, call: Call, terms: Terms) -> None:
-        self.dk, self.dv = ([torch.zeros_like(part) for part in parts] for parts in (call.k, call.v))
+    def __init__(self, call: Call, terms: Terms, tiles: Sequence[Tile]) -> None:
+        parts = dict.fromkeys(call.part(tile) for tile in tiles)
+        self.dk, self.dv = ({part: torch.zeros_like(x[part]) for part in parts} for x in (call.k, call.v))
         self.mixer = None if call.mixer is None else MixerSums(call.mixer)
         self.terms = terms.sums()
 
     def add_(self, other: "Gradients") -> None:
-        for mine, theirs in zip(self.dk + self.dv, other.dk + other.dv, strict=True):
-            mine.add_(theirs)
+        for mine, theirs in ((self.dk, other.dk), (self.dv, other.dv)):
+            for part, x in theirs.items():
+                mine[part] = mine[part].add_(x) if part in mine else x
         if self.mixer is not None and other.mixer is not None:
             self.mixer.add_(other.mixer)
         self.terms.add_(other.terms)
@@ -260,7 +275,7 @@ def run_backward(
 
     def work(tiles: Sequence[Tile]) -> Gradients:
         scratch = _Scratch(call, tiles, head_planes=3, hidden_planes=2)
-        sums = Gradients(call, terms)
+        sums = Gradients(call, terms, tiles)
         for tile in tiles:
             if tile.keys == 0:
                 original_rows(dq, tile).zero_()
@@ -268,7 +283,7 @@ def run_backward(
                 _backward_tile(call, tile, terms, scratch, sums, outcome, dq)
         return sums
 
-    first, *others = run_shares(work, call.shares(backward=True), device=dq.device) or [Gradients(call, terms)]
+    first, *others = run_shares(work, call.shares(backward=True), device=dq.device)
     for other in others:
         first.add_(other)
     return dq, first
@@ -354,8 +369,8 @@ def original_rows(x: Float[Tensor, "b h q *n"], tile: Tile) -> Float[Tensor, "h 
     return x[tile.b0 : tile.b1, :, tile.i0 : tile.i1].transpose(0, 1)
 
 
-def join_parts(parts: list[Float[Tensor, "h i *n"]]) -> Float[Tensor, "b h *n"]:
-    return torch.cat([part.transpose(0, 1) for part in parts]).contiguous()
+def join_parts(parts: Mapping[int, Float[Tensor, "h i *n"]]) -> Float[Tensor, "b h *n"]:
+    return torch.cat([parts[part].transpose(0, 1) for part in sorted(parts)]).contiguous()
 
 
 def on_cells(x: Float[Tensor, "n c"], strip: Tile) -> Float[Tensor, "n i r k"]:

@@ -1,0 +1,133 @@
+"""What ``dape probe`` measures. No torch here: the command line reads it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dape.errors import UsageError
+
+Task = Literal["recall", "passkey"]
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """Questions in text, for a trained language model."""
+
+    tasks: tuple[Task, ...]
+    lengths: tuple[int, ...]
+    depths: tuple[float, ...] = DEPTHS
+    samples: int = 64
+    pairs: int = 4
+    """Pairs of words in the text of the task recall; one of them is asked for."""
+    seed: int = 0
+    """Of keys, words and places."""
+
+    def check(self) -> None:
+        if not self.tasks:
+            raise UsageError("--tasks needs at least one task: recall, passkey")
+        check_places(self.lengths, self.depths)
+        check_counts(self, "samples", "pairs")
+        if self.seed < 0:
+            raise UsageError(f"--seed must be 0 or more, got {self.seed}")
+        if self.pairs > MOST_WORD_PAIRS:
+            raise UsageError(f"--pairs may be at most {MOST_WORD_PAIRS} in text, got {self.pairs}")
+
+
+MOST_WORD_PAIRS = 15
+"""Values begin with different consonants, and so does the one that takes the place of the answer; there are 16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallConfig:
+    """Associative recall, for models trained on nothing else. Every method and seed has these settings."""
+
+    lengths: tuple[int, ...]
+    """Test lengths."""
+    depths: tuple[float, ...] = DEPTHS
+    """Where in the context the pairs are that are asked for, in the test by depth."""
+    test_pairs: tuple[int, ...] = (4, 8, 16)
+    """Numbers of pairs in the test by pairs."""
+    samples: int = 32
+    """Test sequences per length and number of pairs, the same for every method and seed."""
+    train_length: int = 64
+    """Longest training sequence."""
+    pairs: int = 8
+    """Most pairs in a training sequence, and the number in the test by depth."""
+    keys: int = 32
+    """Different keys; as many different values and kinds of noise."""
+    layers: int = 2
+    width: int = 128
+    heads: int = 4
+    steps: int = 600
+    batch: int = 32
+    """Training sequences per step, if they are of the longest; shorter ones are proportionally more."""
+    lr: float = 1e-3
+
+    @property
+    def vocabulary(self) -> int:
+        return 3 * self.keys
+
+    def check(self) -> None:
+        check_places(self.lengths, self.depths)
+        names = ("samples", "layers", "width", "heads", "steps", "batch")
+        check_counts(self, *names)
+        if not 0 < self.lr < 1:
+            raise UsageError(f"--lr must be between 0 and 1, got {self.lr}")
+        if not 2 <= self.pairs <= self.keys or not all(1 <= pairs <= self.keys for pairs in self.test_pairs):
+            raise UsageError(
+                f"--pairs must be 2 to {self.keys} and --test-pairs 1 to {self.keys}, as there are {self.keys} keys; "
+                f"got {self.pairs} and {', '.join(map(str, self.test_pairs))}"
+            )
+        if self.train_length < SHORTEST or self.train_length < 5 * self.pairs:
+            raise UsageError(
+                f"--train-length {self.train_length} is too short for {self.pairs} pairs and their questions; "
+                f"it must be at least {max(SHORTEST, 5 * self.pairs)}"
+            )
+        self._check_tests()
+
+    def _check_tests(self) -> None:
+        if len(self.depths) > self.pairs:
+            raise UsageError(f"{len(self.depths)} --depths need as many --pairs at least, got {self.pairs}")
+        shortest = shortest_test(self.pairs)
+        if min(self.lengths) < shortest:
+            raise UsageError(
+                f"length {min(self.lengths)} is too short for {self.pairs} pairs and their questions; "
+                f"it must be at least {shortest}"
+            )
+        places = depth_places(self.depths, min(self.lengths) + 1 - 2 * self.pairs)
+        if any(after - before < 2 for before, after in zip(places, places[1:], strict=False)):
+            raise UsageError(f"--depths are too close to each other for pairs in length {min(self.lengths)}")
+
+
+SHORTEST = 12
+"""Shortest training sequence: two pairs, two questions and a little noise."""
+
+
+def shortest_test(pairs: int) -> int:
+    """Tokens that ``pairs`` pairs need with a question for each, and some noise so that they can be anywhere."""
+    return 5 * pairs
+
+
+def depth_places(depths: Sequence[float], context: int) -> list[int]:
+    """Where pairs begin that stand at these depths among ``context`` tokens; the last place is two from the end."""
+    return [round(depth * (context - 2)) for depth in sorted(depths)]
+
+
+def check_places(lengths: Sequence[int], depths: Sequence[float]) -> None:
+    if not lengths or not depths:
+        raise UsageError(f"--{'depths' if lengths else 'lengths'} needs at least one value")
+    if min(lengths) < 1:
+        raise UsageError(f"--lengths must be positive, got {min(lengths)}")
+    wrong = [depth for depth in depths if not 0 <= depth <= 1]
+    if wrong:
+        raise UsageError(f"--depths must lie between 0 (the beginning) and 1 (the end), got {wrong[0]:g}")
+    for name, values in (("lengths", lengths), ("depths", depths)):
+        if len(set(values)) < len(values):
+            raise UsageError(f"--{name} has a value twice")
+
+
+def check_counts(config: object, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(config, name)}")

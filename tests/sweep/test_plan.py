@@ -1,0 +1,174 @@
+"""The plan of a comparison: which runs, in which order, what is done, and that its settings stay the same."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dape.errors import UsageError
+from dape.evaluation.config import EvalConfig
+from dape.evaluation.records import Row, append_rows, read_rows
+from dape.models.config import DecoderConfig
+from dape.sweep.compare import Comparison, Run
+from dape.sweep.worker import Job
+from dape.training.config import TrainConfig
+from dape.training.run import RunConfig
+
+
+@pytest.fixture
+def plan(tmp_path) -> Comparison:
+    return Comparison(
+        out=tmp_path / "out",
+        methods=("rope", "dape-kerple", "kerple"),
+        seeds=2,
+        model=DecoderConfig(train_length=8),
+        train=TrainConfig(steps=10, batch=4),
+        evaluation=EvalConfig(lengths=(8, 16), last_k=4, windows=5),
+        data="/data",
+        data_name="words",
+        data_hash="abc",
+        device="cpu",
+        threads=1,
+    )
+
+
+def row(run: str, length: int = 8, value: float = 2.0) -> Row:
+    method, _, seed = run.rpartition("-seed")
+    return Row(
+        run=run, method=method, seed=int(seed), train_length=8, length=length, metric="perplexity", value=value,
+        scored_tokens=20, protocol="last_k", data_hash="abc",
+    )  # fmt: skip
+
+
+def finish(plan: Comparison, run: Run, *rows: Row) -> None:
+    plan.folder(run).mkdir(parents=True, exist_ok=True)
+    append_rows(plan.folder(run) / "rows.jsonl", rows or [row(run.name)])
+
+
+def test_runs_seed_by_seed_and_slow_ones_first(plan):
+    names = [run.name for run in plan.runs()]
+    assert names == [f"{method}-seed{seed}" for seed in (0, 1) for method in ("dape-kerple", "rope", "kerple")]
+
+
+def test_a_task_is_all_that_the_child_needs(plan):
+    task = plan.task(Run("rope", 1))
+    folder = plan.folder(Run("rope", 1))
+    assert task.name == "rope-seed1" and task.arguments == ("dape.sweep.worker", str(folder))
+    job = Job.read(folder)
+    assert job.run.model == replace(plan.model, encoding="rope") and job.run.train == replace(plan.train, seed=1)
+    assert job.evaluation == plan.evaluation and job.data == "/data" and job.run.threads == 1
+    assert (job.device, job.data_hash) == ("cpu", "abc")
+
+
+def test_a_run_that_has_begun_keeps_its_threads(plan):
+    run = Run("rope", 0)
+    plan.task(run)
+    RunConfig(model=plan.model, train=plan.train, data="/data", threads=3).write(plan.folder(run))
+    plan.task(run)
+    assert Job.read(plan.folder(run)).run.threads == 3
+
+
+def test_rows_are_collected_once(plan):
+    finish(plan, Run("rope", 0), row("rope-seed0", 8), row("rope-seed0", 16))
+    assert len(plan.collect()) == 2 and len(plan.collect()) == 2
+    finish(plan, Run("kerple", 1))
+    assert [r.run for r in plan.collect()] == ["rope-seed0", "rope-seed0", "kerple-seed1"]
+    assert len(read_rows(plan.out / "results.jsonl")) == 3
+    (plan.out / "results.jsonl").unlink()
+    assert len(plan.collect()) == 3
+
+
+def test_other_methods_and_seeds_of_the_folder_are_left_out(plan):
+    for run in plan.runs():
+        finish(plan, run)
+    plan.collect()
+    fewer = replace(plan, methods=("rope",), seeds=1)
+    assert [r.run for r in fewer.collect()] == ["rope-seed0"]
+    assert len(plan.collect()) == 6
+
+
+def test_share_done(plan):
+    run = plan.runs()[0]
+    assert plan.share_done(run) == 0
+    folder = plan.folder(run)
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"step": 5, "loss": 1.0}\n{"step": 6, "lo')
+    # Training weighs 3 x 10 x 4 x 8 = 960 tokens, evaluation (8 + 16) x 5 = 120.
+    assert plan.share_done(run) == pytest.approx(480 / 1080)
+    (folder / "metrics.jsonl").write_text('{"step": 10, "loss": 1.0}\n')
+    (folder / "progress.json").write_text(json.dumps({"length": 16, "done": 1, "total": 5}))
+    assert plan.share_done(run) == pytest.approx((960 + 5 * (8 + 16 / 5)) / 1080)
+    (folder / "progress.json").write_text("half of ")
+    assert plan.share_done(run) == pytest.approx(960 / 1080)
+    finish(plan, run)
+    assert plan.share_done(run) == 1
+
+
+# Settings ------------------------------------------------------------------------------------------------------------
+
+
+def test_settings_are_kept(plan):
+    plan.begin()
+    saved = yaml.safe_load((plan.out / "compare.yaml").read_text())
+    assert saved["methods"] == ["rope", "dape-kerple", "kerple"] and saved["seeds"] == 2 and saved["data"] == "/data"
+    assert saved["shared"]["evaluation"]["lengths"] == [8, 16] and saved["shared"]["data_hash"] == "abc"
+    assert "encoding" not in saved["shared"]["model"] and "seed" not in saved["shared"]["train"]
+
+
+def test_methods_and_seeds_are_added(plan):
+    plan.begin()
+    replace(plan, methods=("alibi", "rope"), seeds=1).begin()
+    saved = yaml.safe_load((plan.out / "compare.yaml").read_text())
+    assert saved["methods"] == ["rope", "dape-kerple", "kerple", "alibi"] and saved["seeds"] == 2
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "words"),
+    [
+        ("train", {"steps": 11}, "steps was 10, now 11"),
+        ("train", {"lr": 0.5}, "lr was 0.002, now 0.5"),
+        ("model", {"layers": 2}, "layers was 4, now 2"),
+        ("model", {"encoding_options": {"hidden": 3}}, "encoding_options was {}, now {'hidden': 3}"),
+        ("evaluation", {"lengths": (8,)}, r"lengths was \[8, 16\], now \[8\]"),
+        ("evaluation", {"mode": "same_document"}, "mode was 'packed'"),
+        (None, {"data_hash": "other"}, "data_hash was 'abc', now 'other'"),
+    ],
+)
+def test_another_comparison_is_refused(plan, section, change, words):
+    plan.begin()
+    before = (plan.out / "compare.yaml").read_text()
+    other = (
+        replace(plan, **change)
+        if section is None
+        else replace(plan, **{section: replace(getattr(plan, section), **change)})
+    )
+    with pytest.raises(UsageError, match=words) as error:
+        other.begin()
+    assert "use another --out" in str(error.value) and (plan.out / "compare.yaml").read_text() == before
+
+
+@pytest.mark.parametrize("name", ["log_every", "validate_every", "save_every", "keep"])
+def test_what_does_not_touch_results_may_change(plan, name):
+    plan.begin()
+    replace(plan, train=replace(plan.train, **{name: 7})).begin()
+
+
+def test_a_folder_with_other_things_is_refused(plan):
+    plan.out.mkdir()
+    (plan.out / ".lock").touch()
+    (plan.out / "data").mkdir()
+    (plan.out / "letter.txt").touch()
+    with pytest.raises(UsageError, match="is not empty and holds no comparison"):
+        plan.begin()
+    (plan.out / "letter.txt").unlink()
+    plan.begin()
+
+
+def test_jobs_come_back(plan, tmp_path):
+    plan.task(Run("kerple", 0))
+    folder: Path = plan.folder(Run("kerple", 0))
+    job = Job.read(folder)
+    job.write(tmp_path / "copy")
+    assert Job.read(tmp_path / "copy") == job

@@ -1,0 +1,170 @@
+"""Child processes: each alone in its fate, never more than allowed, none left behind."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from dape.sweep import pool
+from dape.sweep.pool import Task, last_words, run_tasks, usable_cores
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+
+CHILD = """
+import os, signal, sys, time
+what, folder, name = sys.argv[1:]
+def note(text):
+    with open(os.path.join(folder, name), "a") as file:
+        file.write(f"{text} {time.monotonic()}\\n")
+def save(number, frame):
+    note("saved")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if what == "stubborn" else save)
+note(f"begin {os.getpid()} {os.getpgid(0)}")
+print(f"{name} says hello", flush=True)
+print("and complains", file=sys.stderr, flush=True)
+if what in ("wait", "stubborn"):
+    time.sleep(60)
+time.sleep(0.1)
+if what == "die":
+    os.kill(os.getpid(), signal.SIGKILL)
+if what == "fail":
+    sys.exit("no such thing")
+note("end")
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    monkeypatch.setattr(pool, "POLL_SECONDS", 0.01)
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "some_child.py").write_text(CHILD)
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+
+
+@pytest.fixture
+def task(tmp_path):
+    def make(name: str, what: str = "work") -> Task:
+        return Task(name, ("some_child", what, str(tmp_path), name), tmp_path / "logs" / f"{name}.txt")
+
+    return make
+
+
+def no_tick(running) -> None:
+    pass
+
+
+def notes(tmp_path: Path, name: str) -> dict[str, list[str]]:
+    lines = [line.split() for line in (tmp_path / name).read_text().splitlines()]
+    return {line[0]: line[1:] for line in lines}
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_every_task_is_run_and_told(task, tmp_path):
+    names = ["a", "b", "c"]
+    done = dict(run_tasks([task(name) for name in names], 2, tick=no_tick))
+    assert {t.name: code for t, code in done.items()} == dict.fromkeys(names, 0)
+    for name in names:
+        assert "end" in notes(tmp_path, name)
+        assert (tmp_path / "logs" / f"{name}.txt").read_text().split("\n")[:2] == [
+            f"{name} says hello",
+            "and complains",
+        ]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_no_more_at_a_time_than_allowed(task, tmp_path, jobs):
+    seen = []
+    names = ["a", "b", "c", "d"]
+    order = [t.name for t, _ in run_tasks([task(n) for n in names], jobs, tick=lambda r: seen.append(len(r)))]
+    assert max(seen) == jobs and sorted(order) == names
+    spans = [(float(found["begin"][-1]), float(found["end"][-1])) for found in (notes(tmp_path, n) for n in names)]
+    assert max(sum(a <= begin < b for a, b in spans) for begin, _ in spans) <= jobs
+    if jobs == 1:
+        assert order == names
+
+
+def test_one_that_dies_dies_alone(task, tmp_path):
+    tasks = [task("killed", "die"), task("failed", "fail"), task("a"), task("b")]
+    codes = {t.name: code for t, code in run_tasks(tasks, 2, tick=no_tick)}
+    assert codes == {"killed": -signal.SIGKILL, "failed": 1, "a": 0, "b": 0}
+    assert last_words(tmp_path / "logs/failed.txt").endswith("no such thing")
+
+
+def test_an_interrupted_parent_lets_children_save(task, tmp_path):
+    """And does not begin what was still waiting."""
+
+    def interrupt(running) -> None:
+        if all((tmp_path / t.name).exists() for t in running):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(run_tasks([task("a", "wait"), task("b", "wait"), task("c")], 2, tick=interrupt))
+    for name in ("a", "b"):
+        assert "saved" in notes(tmp_path, name)
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(notes(tmp_path, name)["begin"][0]), 0)
+    assert not (tmp_path / "c").exists()
+
+
+def test_an_error_in_whoever_listens_stops_the_children(task, tmp_path):
+    def listen() -> None:
+        for _ in run_tasks([task("a"), task("b", "wait")], 2, tick=no_tick):
+            wait_for(tmp_path / "b")
+            raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        listen()
+    assert "saved" in notes(tmp_path, "b")
+
+
+def test_a_child_that_does_not_listen_is_killed_in_the_end(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "PATIENCE_SECONDS", 0.3)
+
+    def interrupt(running) -> None:
+        if (tmp_path / "a").exists():
+            raise KeyboardInterrupt
+
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(run_tasks([task("a", "stubborn")], 1, tick=interrupt))
+    assert time.monotonic() - begin < 30 and "saved" not in notes(tmp_path, "a")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(notes(tmp_path, "a")["begin"][0]), 0)
+
+
+def test_ctrl_c_reaches_the_parent_alone(task, tmp_path):
+    """The terminal sends it to a whole process group, so children have groups of their own."""
+    list(run_tasks([task("a")], 1, tick=no_tick))
+    pid, group, _ = notes(tmp_path, "a")["begin"]
+    assert pid == group != str(os.getpgid(0))
+
+
+def test_logs_are_kept(task, tmp_path):
+    for _ in range(2):
+        list(run_tasks([task("a")], 1, tick=no_tick))
+    assert (tmp_path / "logs/a.txt").read_text().count("a says hello") == 2
+
+
+def test_nothing_to_do():
+    assert list(run_tasks([], 2, tick=no_tick)) == []
+
+
+def test_last_words(tmp_path):
+    assert last_words(tmp_path / "nowhere") == "it said nothing"
+    (tmp_path / "log").write_bytes(b"\n \n")
+    assert last_words(tmp_path / "log") == "it said nothing"
+    (tmp_path / "log").write_bytes(b"one\ntwo\n\n  three\nf\xffur\n")
+    assert last_words(tmp_path / "log", lines=2) == "three / f\N{REPLACEMENT CHARACTER}ur"
+
+
+def test_cores():
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)

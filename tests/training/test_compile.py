@@ -1,0 +1,35 @@
+"""Training with torch.compile: the same as without, up to rounding."""
+
+import pytest
+import torch
+
+# Warnings of the compiler about itself: inductor uses torch.jit.
+OWN_WARNINGS = ("ignore:The .grad attribute of a Tensor that is not a leaf", "ignore:`torch.jit:DeprecationWarning")
+pytestmark = [pytest.mark.compile, *(pytest.mark.filterwarnings(warning) for warning in OWN_WARNINGS)]
+
+
+@pytest.fixture(autouse=True)
+def forget_graphs():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"encoding": "rope"},
+        {"encoding": "dape-kerple"},
+        {"encoding": "dape-kerple", "accumulate": 2, "precision": "bf16"},
+        {"encoding": "randomized-rope"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_compiled_equals_eager(make_trainer, train, settings):
+    eager, compiled = make_trainer("eager", **settings), make_trainer("compiled", compile=True, **settings)
+    assert train(eager, 3) is train(compiled, 3) is False
+    tolerance = {"rtol": 2e-2, "atol": 2e-3} if "precision" in settings else {"rtol": 1e-3, "atol": 1e-5}
+    for (name, a), b in zip(eager.model.named_parameters(), compiled.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
+    again = make_trainer("compiled", compile=True, **settings)
+    assert again.step == 3 and train(again)
