@@ -19,7 +19,7 @@ from dape.cli import main
 from dape.evaluation.records import read_rows
 from dape.files import locked
 from dape.sweep import pool, worker
-from dape.sweep.pool import Task
+from dape.sweep.pool import Task, usable_cores
 from dape.training.checkpoint import find
 from dape.training.loop import Trainer
 from dape.training.run import read_metrics
@@ -69,7 +69,7 @@ def begun(drawn, monkeypatch) -> list[str]:
 
 
 def compare(*argv: str, methods: str = "rope dape-kerple", seeds: int = 2, expect: int = 0) -> None:
-    grid = ["--methods", *methods.split(), "--seeds", str(seeds)]
+    grid = ["--methods", *methods.split(), "--seeds", str(seeds), "--jobs", str(usable_cores())]  # one thread each
     assert main(["compare", "--data", "words.txt", "--out", "out", *SMALL, *grid, *argv]) == expect
 
 
@@ -119,7 +119,9 @@ def test_what_is_finished_is_not_done_again(begun, capsys):
     assert begun == ["kerple-seed0", "rope-seed1"]
     assert {row.run for row in read_rows(Path("out/results.jsonl"))} == {"rope-seed0", "kerple-seed0", "rope-seed1"}
     assert "kerple" not in Path("out/table.md").read_text()  # the table is of what was asked for
-    assert main(["compare", "--resume", "--out", "out"]) == 0  # everything that was ever asked for
+    assert (
+        main(["compare", "--resume", "--out", "out", "--jobs", str(usable_cores())]) == 0
+    )  # everything that was ever asked for
     assert begun[2:] == ["kerple-seed1"]
     assert "kerple" in Path("out/table.md").read_text()
 
@@ -218,7 +220,7 @@ def test_an_interruption_says_how_to_go_on(begun, monkeypatch, capsys):
         compare(methods="rope kerple", seeds=1, expect=130)
     assert "continue with: dape compare --resume --out out" in capsys.readouterr().err
     assert begun == ["rope-seed0"]
-    assert main(["compare", "--resume", "--out", "out"]) == 0
+    assert main(["compare", "--resume", "--out", "out", "--jobs", str(usable_cores())]) == 0
     assert begun == ["rope-seed0", "kerple-seed0"]
     assert len(read_rows(Path("out/results.jsonl"))) == 4
 
@@ -226,7 +228,7 @@ def test_an_interruption_says_how_to_go_on(begun, monkeypatch, capsys):
 @pytest.mark.xfail(strict=True, reason="B31: they are forgotten")
 def test_a_resumed_comparison_saves_as_often_as_before(begun):
     compare("--save-every", "1", "--keep", "9", methods="rope", seeds=1)
-    assert main(["compare", "--resume", "--out", "out", "--seeds", "2"]) == 0
+    assert main(["compare", "--resume", "--out", "out", "--seeds", "2", "--jobs", str(usable_cores())]) == 0
     assert len(list(Path("out/runs/rope-seed1/checkpoints").iterdir())) == 4
 
 
@@ -312,7 +314,7 @@ def test_the_folder_can_be_moved(begun, tmp_path, monkeypatch):
     Path("out").rename("new place/moved")
     Path("words.txt").unlink()
     monkeypatch.chdir("new place")
-    assert main(["compare", "--resume", "--out", "moved", "--seeds", "2"]) == 0
+    assert main(["compare", "--resume", "--out", "moved", "--seeds", "2", "--jobs", str(usable_cores())]) == 0
     assert begun == ["rope-seed0", "rope-seed1"] and len(read_rows(Path("moved/results.jsonl"))) == 4
 
 
@@ -397,10 +399,8 @@ def test_interrupted_and_continued(start, tmp_path):
     assert f"continue with: dape compare --resume --out {tmp_path / 'out'}" in errors and "Traceback" not in errors
     assert all(find(tmp_path / "out/runs" / name).name != "step-00000400" for name in ("rope-seed0", "kerple-seed0"))
 
-    again = subprocess.run(
-        [sys.executable, "-m", "dape", "compare", "--resume", "--out", str(tmp_path / "out"), "--jobs", "1", "--log-every", "1"],
-        capture_output=True, text=True,
-    )  # fmt: skip
+    argv = ["compare", "--resume", "--out", str(tmp_path / "out"), "--jobs", "1", "--log-every", "1"]
+    again = subprocess.run([sys.executable, "-m", "dape", *argv], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     whole = start(*MANY, out="whole")
     assert whole.wait(600) == 0

@@ -12,7 +12,8 @@ from dape.cli import main
 from dape.data.corpora import open_data
 from dape.evaluation.records import read_rows
 
-TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--train-length", "8", "--batch", "2", "--steps", "4"]
+SIZES = ["--layers", "1", "--width", "16", "--heads", "2", "--train-length", "8"]
+TINY = [*SIZES, "--batch", "2", "--steps", "4", "--threads", "1"]
 
 
 @pytest.fixture(scope="module")

@@ -130,7 +130,7 @@ def test_methods_and_seeds_are_added(plan):
         ("train", {"steps": 11}, "steps was 10, now 11"),
         ("train", {"lr": 0.5}, "lr was 0.002, now 0.5"),
         ("model", {"layers": 2}, "layers was 4, now 2"),
-        ("model", {"encoding_options": {"hidden": 3}}, "encoding_options was {}, now {'hidden': 3}"),
+        ("model", {"encoding_options": {"hidden": 3}}, "hidden was None, now 3"),
         ("evaluation", {"lengths": (8,)}, r"lengths was \[8, 16\], now \[8\]"),
         ("evaluation", {"mode": "same_document"}, "mode was 'packed'"),
         (None, {"data_hash": "other"}, "data_hash was 'abc', now 'other'"),
@@ -147,6 +147,20 @@ def test_another_comparison_is_refused(plan, section, change, words):
     with pytest.raises(UsageError, match=words) as error:
         other.begin()
     assert "use another --out" in str(error.value) and (plan.out / "compare.yaml").read_text() == before
+
+
+def test_options_are_compared_method_by_method(plan):
+    with_option = replace(plan.model, encoding_options={"dape-kerple.hidden": 8})
+    plan = replace(plan, model=with_option)
+    plan.begin()
+    more = {"dape-kerple.hidden": 8, "dape-fire.hidden": 4}
+    replace(plan, methods=("dape-fire",), model=replace(plan.model, encoding_options=more)).begin()
+    saved = yaml.safe_load((plan.out / "compare.yaml").read_text())
+    assert saved["encoding_options"] == more
+    replace(plan, methods=("rope",), model=replace(plan.model, encoding_options={})).begin()
+    for options in ({}, {"dape-kerple.hidden": 9}, {"dape-kerple.hidden": 8, "variant": "concat"}):
+        with pytest.raises(UsageError, match="other settings"):
+            replace(plan, model=replace(plan.model, encoding_options=options)).begin()
 
 
 @pytest.mark.parametrize("name", ["log_every", "validate_every", "save_every", "keep"])

@@ -61,9 +61,13 @@ def notes(tmp_path: Path, name: str) -> dict[str, list[str]]:
     return {line[0]: line[1:] for line in lines}
 
 
+def has_begun(path: Path) -> bool:
+    return path.exists() and path.read_text().endswith("\n")
+
+
 def wait_for(path: Path) -> None:
     deadline = time.monotonic() + 30
-    while not path.exists() or not path.read_text():
+    while not has_begun(path):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -103,7 +107,7 @@ def test_an_interrupted_parent_lets_children_save(task, tmp_path):
     """And does not begin what was still waiting."""
 
     def interrupt(running) -> None:
-        if all((tmp_path / t.name).exists() for t in running):
+        if all(has_begun(tmp_path / t.name) for t in running):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -130,7 +134,7 @@ def test_a_child_that_does_not_listen_is_killed_in_the_end(task, tmp_path, monke
     monkeypatch.setattr(pool, "PATIENCE_SECONDS", 0.3)
 
     def interrupt(running) -> None:
-        if (tmp_path / "a").exists():
+        if has_begun(tmp_path / "a"):
             raise KeyboardInterrupt
 
     begin = time.monotonic()

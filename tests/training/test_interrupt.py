@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from dape.training.interrupt import Interruption
+from dape.training.interrupt import Interruption, signals_as_interrupts
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -27,6 +27,27 @@ def test_handlers_are_put_back_after_an_error():
     with pytest.raises(ValueError, match="wrong"), Interruption():
         raise ValueError("wrong")
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_as_interrupts(number):
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), signals_as_interrupts():
+        os.kill(os.getpid(), number)
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ignored_signals_stay_ignored(number):
+    """As with nohup, and for what a script starts in the background."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with Interruption() as stop, signals_as_interrupts():
+            os.kill(os.getpid(), number)
+            assert not stop()
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_signal_during_a_step_lets_it_finish_and_saves_it(make_trainer, monkeypatch):

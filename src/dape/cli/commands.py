@@ -16,6 +16,7 @@ from dape.bench.attention import AttentionBench
 from dape.bench.attention import run as bench_attention
 from dape.cli import compare, evaluate, generate, train
 from dape.cli.list_encodings import ListEncodings, list_encodings
+from dape.cli.prepare import Prepare, prepare
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,18 @@ COMMANDS = [
             "--data book.txt --methods alibi dape-alibi --seeds 3": "on text of your own, with significance",
             "--methods nope --out runs/compare": "add an encoding to a comparison that exists",
             "--resume --out runs/compare": "go on with one that was stopped",
+        },
+    ),
+    Command(
+        "prepare",
+        Prepare,
+        prepare,
+        examples={
+            "book.txt --out book": "one text, its end held out",
+            "papers/ notes.jsonl.zst --tokenizer bpe:8192 --out papers": "many documents, a tokenizer of their own",
+            "stdlib --out stdlib": "the Python standard library, no download",
+            "train.txt --validation held-out.txt --out data": "text that is held out by hand",
+            "hf:allenai/c4/realnewslike --out c4": "a data set of the Hugging Face hub (extra `hub`)",
         },
     ),
     Command(

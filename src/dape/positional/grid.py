@@ -174,6 +174,12 @@ class Grid:
             offset=offset,
         )
 
+    @property
+    def same_for_all_items(self) -> bool:
+        """Whether positions, documents and padding are the same throughout the batch."""
+        fields_ = (self.q_index, self.k_index, self.q_document, self.k_document, self.key_padding_mask)
+        return all(x is None or x.dim() == 1 for x in fields_)
+
     def items(self, start: int, stop: int) -> "Grid":
         """The grid of some batch items; what all items share stays shared."""
 

@@ -13,7 +13,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 class TrainConfig:
     steps: int = 500
     """Optimizer steps."""
-    batch: int = 32
+    batch: int = 16
     """Sequences per optimizer step."""
     accumulate: int = 1
     """Split each batch into this many parts, one after the other: less memory, the same gradient."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from dape.errors import UsageError
@@ -96,7 +97,7 @@ class RecallConfig:
                 f"it must be at least {shortest}"
             )
         places = depth_places(self.depths, min(self.lengths) + 1 - 2 * self.pairs)
-        if any(after - before < 2 for before, after in zip(places, places[1:], strict=False)):
+        if any(after - before < 2 for before, after in pairwise(places)):
             raise UsageError(f"--depths are too close to each other for pairs in length {min(self.lengths)}")
 
 

@@ -84,6 +84,10 @@ class _BiasTerms:
     module: nn.Module | None
     parameters: Sequence[Tensor]
 
+    @property
+    def shared_by_items(self) -> bool:
+        return self.grid.same_for_all_items
+
     def on(self, tile: Tile, *, backward: bool = False) -> TileTerms:
         grid = self._part(tile)
         bias = None

@@ -116,6 +116,8 @@ _forward.register_autograd(_autograd_backward, setup_context=_setup_context)
 
 
 class _LagTerms:
+    shared_by_items = False  # views of tables: nothing to save
+
     def __init__(
         self,
         call: Call,

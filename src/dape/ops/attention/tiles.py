@@ -85,6 +85,9 @@ class TermSums(Protocol):
 
 @runtime_checkable
 class Terms(Protocol):
+    shared_by_items: bool
+    """Whether all items of the batch have the same terms, and these cost enough to be kept for the next item."""
+
     def on(self, tile: Tile, *, backward: bool = False) -> TileTerms: ...
 
     def sums(self) -> TermSums: ...
@@ -210,21 +213,44 @@ def run_forward(
 
     def work(tiles: Sequence[Tile]) -> None:
         scratch = _Scratch(call, tiles, head_planes=1, hidden_planes=1)
+        own_terms = _TermsOfLatestRows(terms)
         for tile in tiles:
             if tile.keys == 0:
                 original_rows(out, tile).zero_()
                 original_rows(lse, tile).zero_()
             else:
-                _forward_tile(call, tile, terms, scratch, out, lse)
+                _forward_tile(call, tile, own_terms, scratch, out, lse)
 
     run_shares(work, call.shares(), device=device)
     return out, lse
 
 
-def _forward_tile(call: Call, tile: Tile, terms: Terms, scratch: "_Scratch", out: Tensor, lse: Tensor) -> None:
+class _TermsOfLatestRows:
+    """One worker's terms. Its tiles come row by row, item after item: what the items share is kept for the next one."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._rows: tuple[int, int, int] | None = None
+        self._kept: dict[tuple[int, int], TileTerms] = {}
+
+    def on(self, strip: Tile, tile: Tile) -> TileTerms:
+        """On a strip of the tile."""
+        if not self._terms.shared_by_items:
+            return self._terms.on(strip)
+        if self._rows != (tile.i0, tile.i1, tile.keys):
+            self._rows, self._kept = (tile.i0, tile.i1, tile.keys), {}
+        where = (strip.i0, strip.i1)
+        if where not in self._kept:
+            self._kept[where] = self._terms.on(strip)
+        return self._kept[where]
+
+
+def _forward_tile(
+    call: Call, tile: Tile, terms: _TermsOfLatestRows, scratch: "_Scratch", out: Tensor, lse: Tensor
+) -> None:
     logits = call.scores(tile, scratch.heads(tile))
     for strip, columns in call.strips(tile):
-        part, own = logits.flatten(1)[:, columns], terms.on(strip)
+        part, own = logits.flatten(1)[:, columns], terms.on(strip, tile)
         hidden = call.hidden_units(part, own, strip, scratch.hidden(strip))
         call.logits(part, hidden, own, strip, into=part)
     top = logits.amax(-1, keepdim=True).clamp_(min=torch.finfo(call.dtype).min)
@@ -361,7 +387,7 @@ class _Scratch:
 
     def _odd_lines(self, cells: int) -> int:
         """The distance of two units: an odd number of cache lines. At a multiple of 4 kB, usual for a power of two of
-        keys, all units of a cell would compete for the same few places in the cache, and products take 1.5 x as long."""
+        keys, all units of a cell would compete for the same few places in the cache: products take 1.5 x as long."""
         return (-(-cells // self._line) | 1) * self._line
 
 

@@ -33,8 +33,8 @@ class Tile:
         return self.items * self.rows * self.keys
 
     def strips(self, cells: int) -> Iterator[tuple["Tile", slice]]:
-        """The tile in parts of about that many cells, each with its columns in a plane of the tile. Rows being stored in
-        reversed order, from the last row up. Only a single item is cut: several are small together."""
+        """The tile in parts of about that many cells, each with its columns in a plane of the tile. Rows being stored
+        in reversed order, from the last row up. Only a single item is cut: several are small together."""
         step = self.rows if self.items > 1 else min(self.rows, max(1, cells // max(1, self.keys)))
         width = self.items * self.keys
         for done in range(0, self.rows, step):
