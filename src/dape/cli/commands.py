@@ -14,6 +14,8 @@ from typing import Any
 
 from dape.bench.attention import AttentionBench
 from dape.bench.attention import run as bench_attention
+from dape.bench.train import TrainBench
+from dape.bench.train import run as bench_train
 from dape.cli import compare, evaluate, generate, train
 from dape.cli.list_encodings import ListEncodings, list_encodings
 from dape.cli.prepare import Prepare, prepare
@@ -125,6 +127,16 @@ COMMANDS = [
             "--lengths 2048 4096 --impls blocked appendix sdpa": "the operator between the paper's listing and no DAPE",
             "--encoding dape-fire --json fire.json": "another encoding, results kept",
             "--lengths 80 --batch 128 --no-causal": "many short sequences, attention in both directions",
+        },
+    ),
+    Command(
+        "bench train",
+        TrainBench,
+        bench_train,
+        examples={
+            "": "the tiny model at 64 and 128 tokens",
+            "--preset 350m-slice --encodings kerple dape-kerple": "what DAPE costs in a larger model",
+            "--encodings plain-gpt rope --threads 1 --json rope.json": "this package against PyTorch's own attention",
         },
     ),
 ]

@@ -93,7 +93,7 @@ def _saved(out: Path) -> list[str]:
     evaluation = {name: value for name, value in shared["evaluation"].items() if name != "protocol"}
     settings = {"methods": saved["methods"], "seeds": saved["seeds"], "data": str(out / saved["data"])}
     model = {**shared["model"], "encoding_options": saved.get("encoding_options", {})}
-    sections = {"model": _set(model), "train": _set(shared["train"])}
+    sections = {"model": _set(model), "train": {**_set(shared["train"]), **saved.get("logging", {})}}
     return as_flags({**settings, **evaluation, **sections}, Compare, str(path))
 
 

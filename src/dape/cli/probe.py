@@ -42,7 +42,7 @@ class Probe:
     one for each of --methods, and are then tested on longer contexts; what is finished in --out is not done again.
     """
 
-    checkpoint: Annotated[Path | None, tyro.conf.Positional] = None
+    checkpoint: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[CHECKPOINT]")] = None
     """A run's folder (its newest checkpoint), or one checkpoint."""
     train: bool = False
     """Train small models on associative recall instead, and test those."""
@@ -204,10 +204,7 @@ def _cells(tasks: "Sequence[TextTask]", predict: "Predict", model: Any, subject:
     with Cells(sum(len(task.config.lengths) * len(task.config.depths) for task in tasks)) as progress:
         for task in tasks:
             of_task = replace(subject, data_hash=task.data_hash(subject.data_hash))
-            extra = {
-                "sample_seed": task.config.seed,
-                **({"pairs_in_text": task.config.pairs} if task.task == "recall" else {}),
-            }
+            extra = {"sample_seed": task.config.seed, "statements": task.statements}
             for length in task.config.lengths:
                 for depth in task.config.depths:
                     progress.show(f"{task.task}: length {length}, depth {depth:g}")

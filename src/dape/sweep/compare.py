@@ -154,6 +154,7 @@ class Comparison:
             "methods": methods,
             "encoding_options": {**known.get("encoding_options", {}), **self.model.encoding_options},
             "seeds": max(self.seeds, known.get("seeds", 0)),
+            "logging": {name: getattr(self.train, name) for name in sorted(FREE_TO_CHANGE)},
             "data": self._relative_data(),
             "data_name": self.data_name,
             "shared": self.shared_settings(),
@@ -171,7 +172,7 @@ class Comparison:
         options = replace(self.model, encoding_options=saved.get("encoding_options", {}))
         for method in set(self.methods) & set(saved.get("methods", [])):
             old, new = (model_for(method, model).encoding_options for model in (options, self.model))
-            changed += _changes(f"options of {method}", old, new)
+            changed += [(f"{method}.{name}", *values) for name, *values in _changes("options", old, new)]
         if changed:
             raise UsageError(
                 f"--out {self.out} holds a comparison with other settings: "

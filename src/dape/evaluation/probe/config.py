@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from dape.errors import UsageError
 
@@ -64,6 +64,12 @@ class RecallConfig:
     batch: int = 32
     """Training sequences per step, if they are of the longest; shorter ones are proportionally more."""
     lr: float = 1e-3
+
+    @classmethod
+    def from_plain(cls, given: dict[str, Any]) -> "RecallConfig":
+        """From what JSON or YAML gives back."""
+        settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+        return cls(**settings)
 
     @property
     def vocabulary(self) -> int:

@@ -137,7 +137,7 @@ def data_hash(config: RecallConfig) -> str:
 
 
 class Symbols:
-    """Tokens as words, ``.3`` for noise, ``k3`` for keys and ``v3`` for values; what checkpoints take as a tokenizer."""
+    """Tokens as words, ``.3`` for noise, ``k3`` for keys and ``v3`` for values: a tokenizer, for checkpoints."""
 
     def __init__(self, keys: int) -> None:
         self.keys, self.name = keys, f"mqar:{keys}"

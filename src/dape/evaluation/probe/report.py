@@ -33,8 +33,8 @@ def text_table(rows: Sequence[Row]) -> "RenderableType":
         table.add_row(str(length), *cells, *whole, _cell(mean["accuracy"], mean["gain_nats"]))
     first = rows[0]
     about = (
-        f"{first.protocol}: {first.method}, step {first.step}, trained at {first.train_length}; {first.windows} texts a "
-        f"cell, {first.extra['filler']}\naccuracy per token of the answer, and nats it gains from being stated"
+        f"{first.protocol}: {first.method}, step {first.step}, trained at {first.train_length}; {first.windows} texts "
+        f"per cell, {first.extra['filler']}\naccuracy per token of the answer, and nats it gains from being stated"
     )
     return Group(about, table)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -84,16 +84,15 @@ def as_rows(
 ) -> list[Row]:
     """Four rows: share of answers that are right as a whole, of their tokens, of their first tokens; mean gain."""
     samples, tokens = len(scores.tokens), int(scores.tokens.sum())
-    spread = float(scores.gain.std(ddof=1)) / math.sqrt(samples) if samples > 1 else math.nan
-    place = {**subject.extra, **extra, "depth": depth}
-    subject = replace(subject, extra=place)
+    spread = {"standard_error": float(scores.gain.std(ddof=1)) / math.sqrt(samples)} if samples > 1 else {}
     values = {
         "exact": (float(scores.exact.mean()), samples, {}),
         "accuracy": (int(scores.right.sum()) / tokens, tokens, {}),
         "first_token": (float(scores.first.mean()), samples, {}),
-        "gain_nats": (float(scores.gain.mean()), tokens, {"standard_error": spread} if samples > 1 else {}),
+        "gain_nats": (float(scores.gain.mean()), tokens, spread),
     }
     common = {**vars(subject), "protocol": task, "length": length, "windows": samples}
+    place = {**subject.extra, **extra, "depth": depth}
     return [
         Row(metric=metric, value=value, scored_tokens=scored, **{**common, "extra": {**place, **more}})
         for metric, (value, scored, more) in values.items()

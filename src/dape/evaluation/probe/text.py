@@ -61,11 +61,14 @@ class TextTask:
         self.task, self.config, self.stream, self.tokenizer = task, config, stream, tokenizer
         self._close = tokenizer.encode(CLOSE)
 
+    @property
+    def statements(self) -> int:
+        return self.config.pairs if self.task == "recall" else 1
+
     def data_hash(self, corpus_hash: str) -> str:
         """Of what defines the samples."""
         config = self.config
-        pairs = config.pairs if self.task == "recall" else 1
-        facts = [self.task, 1, opening("NAME"), CLOSE, pairs, config.samples, config.seed, corpus_hash]
+        facts = [self.task, 1, opening("NAME"), CLOSE, self.statements, config.samples, config.seed, corpus_hash]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def samples(self, length: int, depth: float) -> list[Sample]:

@@ -32,8 +32,7 @@ class Job:
     @classmethod
     def read(cls, folder: Path) -> "Job":
         given: dict[str, Any] = json.loads((folder / JOB).read_text(encoding="utf-8"))
-        settings = {name: tuple(v) if isinstance(v, list) else v for name, v in given.pop("config").items()}
-        return cls(config=RecallConfig(**settings), **given)
+        return cls(config=RecallConfig.from_plain(given.pop("config")), **given)
 
 
 def main(folder: Path) -> int:

@@ -266,7 +266,7 @@ class Gradients:
     """One share of the gradients that many tiles contribute to."""
 
     def __init__(self, call: Call, terms: Terms, tiles: Sequence[Tile]) -> None:
-        parts = dict.fromkeys(call.part(tile) for tile in tiles)
+        parts = {call.part(tile) for tile in tiles} or {0}  # an empty batch has one empty part and no tiles
         self.dk, self.dv = ({part: torch.zeros_like(x[part]) for part in parts} for x in (call.k, call.v))
         self.mixer = None if call.mixer is None else MixerSums(call.mixer)
         self.terms = terms.sums()
