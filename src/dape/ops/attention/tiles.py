@@ -29,9 +29,11 @@ STRIP_BYTES = 2 << 20
 """Hidden units made at a time: about a core's own cache (measured in docs/lab-notes.md)."""
 CACHE_LINE = 64
 MANY_PRODUCTS = 16
+"""More than that are not added to their sums one by one."""
 SHORT_CALL = 1 << 23
 """Scores below which a call without f leaves threads to torch, inside of each operation (README.md, Threads)."""
 SHARES_PER_WORKER = 2
+"""Of a batch: a worker whose core is taken from it for a while leaves the rest to the others."""
 MAX_BACKWARD_WORKERS = 16
 """Each worker of the backward pass sums its own gradients of k and v; more would cost more memory than they save."""
 _leaky_backward = torch.ops.aten.leaky_relu_backward.grad_input
@@ -117,8 +119,10 @@ class Call:
         self.k, self.v = self.parts(k), self.parts(v)
 
     def _plan(self) -> list[Tile]:
-        # Heads that share a key head are stacked as more rows, which is possible within one item.
-        shared = self.kv_heads < self.heads
+        most_items = self.batch if self._workers == 1 else -(-self.batch // (SHARES_PER_WORKER * self._workers))
+        if self.kv_heads < self.heads:
+            # Heads that share a key head are stacked as more rows, which is possible within one item.
+            most_items = 1
         return plan_tiles(
             batch=self.batch,
             queries=self.queries,
@@ -126,7 +130,7 @@ class Call:
             offset=self.causal_offset,
             planes=max(self.hidden, self.heads),
             itemsize=self.dtype.itemsize,
-            most_items=1 if shared else -(-self.batch // (SHARES_PER_WORKER * self._workers)),
+            most_items=most_items,
         )
 
     @functools.cached_property
@@ -136,8 +140,8 @@ class Call:
         return torch.get_num_threads() if self.device.type == "cpu" and not short else 1
 
     def shares(self, *, backward: bool = False) -> list[list[Tile]]:
-        """The tiles by worker; or, if there are enough items, by items, more shares than workers: whoever is free takes
-        the next. (Some core is always busy with something else.) What is in a share is fixed, and so are all sums."""
+        """Some tiles for every worker; of a batch, some items for every share, of which there are more than workers:
+        whoever is free takes the next. What is in a share is fixed, and so is the order of all sums."""
         workers = min(self._workers, MAX_BACKWARD_WORKERS) if backward else self._workers
         parts = -(-self.batch // self.items)
         if workers == 1 or parts < SHARES_PER_WORKER * workers:
