@@ -94,14 +94,28 @@ class Probe:
     """Threads of torch on the CPU, with --train for each run; None leaves the choice to torch, and to --jobs."""
 
 
+FOR_CHECKPOINT = ("tasks", "data", "seed", "json", "figure")
+FOR_TRAINING = ("methods", "out", "seeds", "jobs", "test_pairs", "train_length", "steps", "batch", "lr")
+FOR_TRAINING += ("layers", "width", "heads")
+
+
 def run(config: Probe) -> int:
-    if config.train:
-        if config.checkpoint is not None:
-            raise UsageError(f"--train makes its own models; leave out {config.checkpoint}, or leave out --train")
-        return _train(config)
-    if config.checkpoint is None:
-        raise UsageError("name a run or checkpoint to ask, or use --train to train small models")
-    return _ask(config, config.checkpoint)
+    if not config.train:
+        if config.checkpoint is None:
+            raise UsageError("name a run or checkpoint to ask, or use --train to train small models")
+        _refuse(config, FOR_TRAINING, "is for --train")
+        return _ask(config, config.checkpoint)
+    if config.checkpoint is not None:
+        raise UsageError(f"--train makes its own models; leave out {config.checkpoint}, or leave out --train")
+    _refuse(config, FOR_CHECKPOINT, "is for a CHECKPOINT; with --train everything goes into --out")
+    return _train(config)
+
+
+def _refuse(config: Probe, names: Sequence[str], why: str) -> None:
+    """Rather than leave a flag without effect."""
+    for name in names:
+        if getattr(config, name) != getattr(Probe, name):
+            raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
 def _doublings(length: int) -> tuple[int, ...]:
@@ -250,7 +264,7 @@ def _report_text(rows: "list[Row]", settings: TextConfig, config: Probe) -> None
             from dape.report.drawing import save_figure
             from dape.report.heat_maps import heat_map_figure
 
-            figure = heat_map_figure(of_task, title=f"{task}, accuracy per token")
+            figure = heat_map_figure(of_task, title=task)
             print(f"wrote {' and '.join(map(str, save_figure(figure, figure_path(config, task))))}")
     if config.json is not None and rows:
         print(f"appended {len(rows)} rows to {config.json}")
@@ -280,9 +294,6 @@ def _plan(config: Probe) -> "Plan":
     for name in ("seeds", "jobs", "threads"):
         if getattr(config, name) is not None and getattr(config, name) < 1:
             raise UsageError(f"--{name} must be at least 1, got {getattr(config, name)}")
-    for flag in ("json", "figure", "data"):
-        if getattr(config, flag) is not None:
-            raise UsageError(f"--{flag} is for a CHECKPOINT; with --train everything goes into --out")
     settings = recall_config(config)
     settings.check()
     check_writable_folder(config.out, "--out")
@@ -360,7 +371,7 @@ def _run(plan: "Plan", todo: Sequence[Any], jobs: int) -> dict[str, str]:
                     live.say(f"{task.name} failed ({failures[task.name]})")
         except KeyboardInterrupt:
             live.say("interrupted; every run has been asked to save what it has")
-            live.say("continue by giving the same command once more")
+            live.say(f"continue by giving the same command again: what is in {plan.out} is not done twice")
             raise
     return failures
 

@@ -11,7 +11,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    steps: int = 500
+    steps: int = 400
     """Optimizer steps."""
     batch: int = 16
     """Sequences per optimizer step."""
