@@ -16,7 +16,7 @@ from dape.bench.attention import AttentionBench
 from dape.bench.attention import run as bench_attention
 from dape.bench.train import TrainBench
 from dape.bench.train import run as bench_train
-from dape.cli import compare, evaluate, generate, train
+from dape.cli import compare, evaluate, generate, probe, train
 from dape.cli.list_encodings import ListEncodings, list_encodings
 from dape.cli.prepare import Prepare, prepare
 
@@ -116,6 +116,16 @@ COMMANDS = [
         examples={
             "runs/dape-kerple-64-seed0 --prompt 'class Queue' --tokens 500": "far beyond the training length of 64",
             "runs/dape-kerple-64-seed0 --prompt 'import ' --temperature 0": "the most likely text",
+        },
+    ),
+    Command(
+        "probe",
+        probe.Probe,
+        probe.run,
+        examples={
+            "runs/dape-kerple-64-seed0 --lengths 256 1024 --tasks passkey": "a pass key in held-out text",
+            "--train": "small models that learn to recall pairs, tested up to 32 times their training length",
+            "--train --methods rope dape-alibi --seeds 3 --out runs/recall": "other encodings, several seeds",
         },
     ),
     Command(

@@ -19,6 +19,7 @@ def tile_bytes(monkeypatch):
         monkeypatch.setattr(tiling, "cache_share", lambda: count)
         monkeypatch.setattr(tiling, "MIN_ROWS", 8)
         monkeypatch.setattr(tiles, "STRIP_BYTES", count // 4)
+        monkeypatch.setattr(tiles, "SHORT_CALL", 0)
         monkeypatch.setattr(row_blocks, "BLOCK_BYTES", count)
         monkeypatch.setattr(operator, "SMALL_CELLS", 0)
 

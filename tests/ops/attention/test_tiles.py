@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dape
-from dape.ops.attention import lag_tables
+from dape.ops.attention import lag_tables, tiles
 
 HEADS, WIDTH = 4, 4
 
@@ -34,6 +34,28 @@ def test_what_is_saved_for_backward_is_linear_in_the_length(name, tile_bytes):
         assert sizes
         largest[length] = max(sizes)
     assert largest[512] <= 2 * largest[256] < 256 * 256
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hidden_units_of_a_cell_lie_an_odd_number_of_cache_lines_apart(dtype):
+    x = torch.zeros(1, HEADS, 64, WIDTH, dtype=dtype)
+    wa = torch.zeros(8, HEADS, dtype=dtype)
+    call = tiles.Call(x, x, x, wa, wa.t(), causal_offset=0)
+    scratch = tiles._Scratch(call, call.tiles, head_planes=1, hidden_planes=2)
+    for tile in call.tiles:
+        for strip, _ in call.strips(tile):
+            hidden = scratch.hidden(strip, 1)
+            lines, rest = divmod(hidden.stride(0) * dtype.itemsize, tiles.CACHE_LINE)
+            assert rest == 0 and lines % 2 == 1
+            assert hidden.stride(0) >= strip.cells
+
+
+@every_kernel
+def test_an_empty_batch(name):
+    pe, inputs = make(name, 9)
+    inputs = [x.detach()[:0].requires_grad_() for x in inputs]
+    dape.attention(*inputs, pe, impl="blocked").sum().backward()
+    assert all(x.grad is not None and x.grad.shape == x.shape for x in inputs)
 
 
 class LargestStorage(TorchDispatchMode):

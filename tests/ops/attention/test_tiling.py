@@ -66,6 +66,38 @@ def test_small_items_share_a_tile():
     assert [(t.b0, t.b1) for t in tiles] == [(0, 3), (3, 6), (6, 7)]
 
 
+def test_several_items_share_a_causal_tile_of_few_rows():
+    length, planes = 4 * MIN_ROWS, 4
+    budget = 4 * planes * 3 * MIN_ROWS * length
+    tiles = plan_tiles(
+        batch=7, queries=length, keys=length, offset=0, planes=planes, itemsize=4, budget=budget, most_items=None
+    )
+    check_cover(tiles, 7, length, length, 0)
+    assert {(t.b0, t.b1) for t in tiles} == {(0, 3), (3, 6), (6, 7)}, "the same items for all rows"
+    assert {t.rows for t in tiles} == {MIN_ROWS}
+
+
+def test_items_of_a_tile_can_be_limited():
+    plan = {"batch": 7, "queries": 5, "keys": 5, "offset": 0, "planes": 1, "itemsize": 4, "budget": 1 << 20}
+    assert [t.items for t in plan_tiles(**plan)] == [7]
+    assert [t.items for t in plan_tiles(**plan, most_items=4)] == [4, 3]
+
+
+@pytest.mark.parametrize("cells", [1, 5, 11, 25, 1000])
+@pytest.mark.parametrize("items", [1, 3])
+def test_strips_are_the_tile_from_the_last_row_up(items, cells):
+    tile = Tile(b0=2, b1=2 + items, i0=10, i1=17, keys=5)
+    plane = torch.arange(tile.cells).view(items, tile.rows, tile.keys)  # of one head, rows reversed
+    seen = []
+    for strip, columns in tile.strips(cells):
+        first = tile.i1 - strip.i1
+        assert torch.equal(plane.flatten()[columns], plane[:, first : first + strip.rows].flatten())
+        assert (strip.b0, strip.b1, strip.keys) == (tile.b0, tile.b1, tile.keys)
+        assert items > 1 or strip.cells <= max(cells, tile.keys)
+        seen += range(strip.i0, strip.i1)
+    assert sorted(seen) == list(range(tile.i0, tile.i1))
+
+
 def test_default_budget_is_the_cache_share(monkeypatch):
     plan = {"batch": 1, "queries": 4 * MIN_ROWS, "keys": 64, "offset": None, "planes": 1, "itemsize": 4}
     monkeypatch.setattr(tiling, "cache_share", lambda: 4 * 64 * MIN_ROWS)

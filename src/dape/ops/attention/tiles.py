@@ -87,8 +87,10 @@ class TermSums(Protocol):
 
 @runtime_checkable
 class Terms(Protocol):
-    shared_by_items: bool
-    """Whether all items of the batch have the same terms, and these cost enough to be kept for the next item."""
+    @property
+    def shared_by_items(self) -> bool:
+        """Whether all items of the batch have the same terms, and these cost enough to be kept for the next item."""
+        ...
 
     def on(self, tile: Tile, *, backward: bool = False) -> TileTerms: ...
 
