@@ -225,7 +225,6 @@ def test_an_interruption_says_how_to_go_on(begun, monkeypatch, capsys):
     assert len(read_rows(Path("out/results.jsonl"))) == 4
 
 
-@pytest.mark.xfail(strict=True, reason="B31: they are forgotten")
 def test_a_resumed_comparison_saves_as_often_as_before(begun):
     compare("--save-every", "1", "--keep", "9", methods="rope", seeds=1)
     assert main(["compare", "--resume", "--out", "out", "--seeds", "2", "--jobs", str(usable_cores())]) == 0

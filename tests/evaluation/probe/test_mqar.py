@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from dape.evaluation.probe.config import SHORTEST, RecallConfig
-from dape.evaluation.probe.mqar import Symbols, data_hash, evaluation_sequence, evaluation_sequences, fits, training_batch
+from dape.evaluation.probe.mqar import (
+    Symbols,
+    data_hash,
+    evaluation_sequence,
+    evaluation_sequences,
+    fits,
+    training_batch,
+)
 
 CONFIG = RecallConfig(lengths=(64,), keys=32, pairs=8, batch=4, samples=3)
 
@@ -93,7 +100,8 @@ def test_pairs_stand_at_the_depths(length, pairs):
         room = length + 1 - 10 - 2  # one before the last place where a pair fits
         assert sorted(places.tolist()) == [round(depth * room) for depth in depths]
         assert 0 in places and room in places
-        assert all((tokens[p], tokens[p + 1]) == pair and stated[pair[0]] == pair[1] for p, pair in zip(places, asked))
+        assert [(tokens[place], tokens[place + 1]) for place in places] == asked
+        assert all(stated[key] == answer for key, answer in asked)
 
 
 def test_questions_are_in_no_order_of_depth():

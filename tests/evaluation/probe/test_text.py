@@ -3,27 +3,11 @@
 import numpy as np
 import pytest
 
-from dape.data.store import TokenStream
 from dape.data.tokenizer import ByteTokenizer, Tokenizer, train_bpe
 from dape.errors import UsageError
-from dape.evaluation.probe.config import TextConfig
-from dape.evaluation.probe.text import Sample, TextTask
+from dape.evaluation.probe.text import Sample
 
 BYTES = ByteTokenizer()
-WORDS = "The quick brown fox jumps over 12 lazy dogs, \"quoted\" or not; and so on until 1999.\n".split(" ")
-
-
-def some_text(words: int = 3000, seed: int = 0) -> str:
-    return " ".join(np.random.default_rng(seed).choice(WORDS, words))
-
-
-TEXT = some_text()
-
-
-def task_of(name: str = "passkey", text: str = TEXT, tokenizer: Tokenizer = BYTES, **settings) -> TextTask:
-    config = TextConfig(**{"tasks": (name,), "lengths": (128,), "samples": 5, **settings})
-    tokens = np.append(tokenizer.encode(text).astype(np.int64), tokenizer.eod)
-    return TextTask(name, config, TokenStream([tokens], np.array([len(tokens)])), tokenizer)
 
 
 def parts(sample: Sample) -> tuple[str, str]:
@@ -37,14 +21,14 @@ def parts(sample: Sample) -> tuple[str, str]:
 @pytest.mark.parametrize("name", ["passkey", "recall"])
 @pytest.mark.parametrize("length", [64, 65, 100, 1001])
 @pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
-def test_exact_lengths(name, length, depth):
+def test_exact_lengths(task_of, name, length, depth):
     for sample in task_of(name).samples(length, depth):
         assert len(sample.tokens) == len(sample.twin) == length + 1
 
 
 @pytest.mark.parametrize("name", ["passkey", "recall"])
 @pytest.mark.parametrize("depth", [0.0, 0.25, 0.5, 1.0])
-def test_the_answer_is_stated_once_and_nowhere_else(name, depth):
+def test_the_answer_is_stated_once_and_nowhere_else(task_of, name, depth):
     for index in range(20):
         sample = task_of(name).sample(300, depth, index)
         prompt, answer = parts(sample)
@@ -56,7 +40,7 @@ def test_the_answer_is_stated_once_and_nowhere_else(name, depth):
 
 
 @pytest.mark.parametrize("name", ["passkey", "recall"])
-def test_the_twin_differs_in_what_is_stated(name):
+def test_the_twin_differs_in_what_is_stated(task_of, name):
     for index in range(20):
         sample = task_of(name).sample(300, 0.5, index)
         prompt, answer = parts(sample)
@@ -69,7 +53,7 @@ def test_the_twin_differs_in_what_is_stated(name):
 
 
 @pytest.mark.parametrize("name", ["passkey", "recall"])
-def test_samples_are_a_function_of_seed_length_depth_and_index(name):
+def test_samples_are_a_function_of_seed_length_depth_and_index(task_of, name):
     one = task_of(name, lengths=(300, 700), samples=3).sample(300, 0.25, 2)
     task = task_of(name, lengths=(300,), samples=9, depths=(0.25,))
     np.random.seed(0)
@@ -81,15 +65,16 @@ def test_samples_are_a_function_of_seed_length_depth_and_index(name):
 
 
 @pytest.mark.parametrize("name", ["passkey", "recall"])
-def test_lengths_and_depths_of_an_index_share_the_question_and_the_end_of_the_filler(name):
+def test_lengths_and_depths_of_an_index_share_the_question_and_the_end_of_the_filler(task_of, name):
     short, long = (parts(task_of(name).sample(length, 0.0, 4)) for length in (120, 500))
     assert short[1] == long[1]
-    assert short[0][-40:] == long[0][-40:]
+    if name == "passkey":  # other pairs stand further back in a longer text
+        assert short[0][-60:] == long[0][-60:]
     assert parts(task_of(name).sample(500, 1.0, 4))[1] == long[1]
 
 
 @pytest.mark.parametrize("name", ["passkey", "recall"])
-def test_shortest_is_the_shortest(name):
+def test_shortest_is_the_shortest(task_of, name):
     task = task_of(name)
     shortest = task.shortest()
     samples = task.samples(shortest, 0.5)
@@ -102,9 +87,9 @@ def test_shortest_is_the_shortest(name):
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.1, 0.5, 0.77, 1.0])
-def test_passkey_literally(depth):
+def test_passkey_literally(task_of, held_out, depth):
     """Taken apart again: the filler is a piece of the ring of held-out text, cut at the depth."""
-    ring = [*BYTES.encode(TEXT).tolist(), BYTES.eod] * 2
+    ring = [*BYTES.encode(held_out).tolist(), BYTES.eod] * 2
     for index in range(5):
         tokens = task_of().sample(400, depth, index).tokens.tolist()
         key = bytes(tokens[-5:]).decode()
@@ -118,14 +103,14 @@ def test_passkey_literally(depth):
         assert any(ring[start : start + len(filler)] == filler for start in range(len(ring) // 2))
 
 
-def test_passkey_of_the_twin_differs_in_every_digit():
+def test_passkey_of_the_twin_differs_in_every_digit(task_of):
     for index in range(30):
         sample = task_of().sample(100, 0.0, index)
         place = len('\nThe pass key is "')
         assert (sample.tokens[place : place + 5] != sample.twin[place : place + 5]).all()
 
 
-def test_recall_states_several_pairs():
+def test_recall_states_several_pairs(task_of):
     firsts = []
     for index in range(20):
         prompt, _ = parts(task_of("recall", pairs=4).sample(400, 0.5, index))
@@ -138,26 +123,26 @@ def test_recall_states_several_pairs():
     assert len(set(firsts)) > 1, "the others stand on both sides"
 
 
-def test_filler_that_mentions_the_key_is_not_used():
+def test_filler_that_mentions_the_key_is_not_used(task_of, held_out):
     """The key that would be chosen is written all over the text: another must be taken."""
     key = parts(task_of().sample(200, 0.5, 0))[1]
-    mentions = TEXT[:3000] + f" {key} ".join(TEXT[3000:].split(" "))
+    mentions = held_out[:3000] + f" {key} ".join(held_out[3000:].split(" "))
     for length in (100, 200, 2000):
         prompt, answer = parts(task_of(text=mentions).sample(length, 0.5, 0))
         assert prompt.count(answer) == 1
 
 
-def test_text_that_always_gives_the_answer_away_is_refused():
+def test_text_that_always_gives_the_answer_away_is_refused(task_of):
     with pytest.raises(UsageError, match="does not mention"):
         task_of(text='The pass key is "1". ' * 100).sample(200, 0.5, 0)
 
 
-def test_too_little_text():
+def test_too_little_text(task_of, held_out):
     with pytest.raises(UsageError, match="101 tokens, too few"):
-        task_of(text=TEXT[:100]).sample(300, 0.5, 0)
+        task_of(text=held_out[:100]).sample(300, 0.5, 0)
 
 
-def test_hash_tells_samples_apart():
+def test_hash_tells_samples_apart(task_of):
     same = task_of(lengths=(64, 128), depths=(0.5,)).data_hash("corpus")
     assert same == task_of().data_hash("corpus") == task_of(pairs=2).data_hash("corpus")
     others = [task_of().data_hash("other"), task_of("recall").data_hash("corpus"), task_of(seed=1).data_hash("corpus")]
@@ -169,14 +154,14 @@ def test_hash_tells_samples_apart():
 
 
 @pytest.fixture(scope="module")
-def bpe() -> Tokenizer:
+def bpe(held_out) -> Tokenizer:
     pytest.importorskip("tokenizers")
     numbers = " ".join(map(str, np.random.default_rng(0).integers(0, 99999, 2000)))
-    return train_bpe(400, [TEXT, numbers])
+    return train_bpe(400, [held_out, numbers, "mata hakuna kupi noto sasa beta zeta rado luna " * 9])
 
 
 @pytest.mark.parametrize("name", ["passkey", "recall"])
-def test_bpe_states_the_answer_in_the_tokens_it_asks_for(bpe, name):
+def test_bpe_states_the_answer_in_the_tokens_it_asks_for(task_of, bpe, name):
     task = task_of(name, tokenizer=bpe, samples=12)
     samples = task.samples(150, 0.5)
     assert len({sample.answer for sample in samples}) > 1, "answers of several lengths, or this proves little"

@@ -22,10 +22,10 @@ def many_tiles(tile_bytes):
     tile_bytes(4096)
 
 
-def make(name: str, dtype: torch.dtype = torch.float64):
+def make(name: str, dtype: torch.dtype = torch.float64, *, batch: int = 2):
     torch.manual_seed(0)
     pe = dape.build(name, num_heads=HEADS, head_dim=WIDTH, train_length=16).to(dtype)
-    return pe, [torch.randn(2, HEADS, 65, WIDTH, dtype=dtype, requires_grad=True) for _ in range(3)]
+    return pe, [torch.randn(batch, HEADS, 65, WIDTH, dtype=dtype, requires_grad=True) for _ in range(3)]
 
 
 def run(pe, inputs: list[Tensor]) -> list[Tensor]:
@@ -47,17 +47,20 @@ def threads_of_a_new_thread() -> int:
     return seen[0]
 
 
+@pytest.mark.parametrize("batch", [2, 13])  # tiles for every worker; items for more shares than workers
 @both_kernels
-def test_same_bits_every_time(name, three_workers):
-    pe, inputs = make(name, torch.float32)
+def test_same_bits_every_time(name, batch, three_workers):
+    pe, inputs = make(name, torch.float32, batch=batch)
     first = run(pe, inputs)
     for _ in range(4):
         assert_same_bits(run(pe, inputs), first)
 
 
+@pytest.mark.parametrize("batch", [2, 13])
 @both_kernels
-def test_any_number_of_workers_gives_the_same_result(name):
-    pe, inputs = make(name)
+def test_any_number_of_workers_gives_the_same_result(name, batch, tile_bytes):
+    tile_bytes(1 << 16)  # several items a tile
+    pe, inputs = make(name, batch=batch)
     results = []
     for workers in (1, 2, 3, 7):
         torch.set_num_threads(workers)
@@ -75,7 +78,7 @@ def test_thread_settings_are_left_alone(name, workers):
     assert (torch.get_num_threads(), threads_of_a_new_thread()) == before
 
 
-def spied_tiles(monkeypatch, see) -> set:
+def spied_tiles(monkeypatch, see, name: str = "dape-kerple") -> set:
     """What ``see`` returns in each thread that computes a tile."""
     seen, original = set(), tiles._forward_tile
 
@@ -84,13 +87,20 @@ def spied_tiles(monkeypatch, see) -> set:
         original(*args)
 
     monkeypatch.setattr(tiles, "_forward_tile", spy)
-    run(*make("dape-kerple"))
+    run(*make(name))
     return seen
 
 
 def test_workers_take_part(three_workers, monkeypatch):
     names = spied_tiles(monkeypatch, lambda: threading.current_thread().name)
     assert len(names) > 1 and all(name.startswith("dape") for name in names)
+
+
+def test_short_calls_without_f_are_split_inside_their_operations(three_workers, monkeypatch):
+    monkeypatch.setattr(tiles, "SHORT_CALL", 1 << 23)
+    here = threading.current_thread().name
+    assert spied_tiles(monkeypatch, lambda: threading.current_thread().name, "kerple") == {here}
+    assert here not in spied_tiles(monkeypatch, lambda: threading.current_thread().name, "dape-kerple")
 
 
 def test_workers_run_on_one_core_each(three_workers, monkeypatch):
