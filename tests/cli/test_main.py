@@ -3,9 +3,11 @@
 import dataclasses
 import importlib.metadata
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import typing
 
 import pytest
 
@@ -51,8 +53,15 @@ def test_every_command_explains_itself(capsys, command):
     text = capsys.readouterr().out
     assert text.startswith(f"usage: dape {command.name} ") and command.summary in text
     assert max(map(len, text.splitlines())) <= 120
-    fields = dataclasses.fields(command.config)
-    assert all(f"--{f.name.replace('_', '-')}" in text or f"[{f.name.upper()}]" in text for f in fields)
+    missing = [f.name for f in dataclasses.fields(command.config) if not is_explained(f, text)]
+    assert missing == []
+
+
+def is_explained(field, text: str) -> bool:
+    if field.name in ("model", "train") and field.default is dataclasses.MISSING:  # a section: its fields are flags
+        section = typing.get_type_hints(field.default_factory)
+        return all(f"--{name.replace('_', '-')}" in text for name in section if name != "vocabulary")
+    return f"--{field.name.replace('_', '-')}" in text or field.name.upper() in text
 
 
 @pytest.mark.parametrize(
@@ -64,7 +73,10 @@ def test_examples_of_the_help_are_valid(capsys, monkeypatch, command, arguments)
     received = []
     recording = dataclasses.replace(command, run=lambda config: received.append(config) or 0)
     monkeypatch.setattr(app, "COMMANDS", [recording if c is command else c for c in commands.COMMANDS])
-    assert main([*command.words, *arguments.split()]) == 0
+    if "--resume" in arguments:  # reads the run, and there is none here
+        recording = dataclasses.replace(recording, expand=None)
+        monkeypatch.setattr(app, "COMMANDS", [recording if c.name == command.name else c for c in commands.COMMANDS])
+    assert main([*command.words, *shlex.split(arguments)]) == 0
     assert [type(config) for config in received] == [command.config]
 
 

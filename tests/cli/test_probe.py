@@ -216,7 +216,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
         (["--methods", "roep"], "Did you mean 'rope'?"),
         (["--methods"], "--methods needs at least one encoding"),
         (["--methods", "learned"], "learned cannot be evaluated at length 2048"),
-        (["--heads", "3"], "--width 128 cannot be divided into --heads 3"),
+        (["--heads", "3"], "--width 64 cannot be divided into --heads 3"),
         (["--lengths", "30"], "length 30 is too short for 8 pairs"),
         (["--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),

@@ -39,7 +39,7 @@ def settings_file(tmp_path):
 def test_tiny_is_what_one_gets(argv):
     config = parsed(*argv)
     assert (config.model.layers, config.model.width, config.model.heads) == (4, 128, 8)
-    assert (config.train.steps, config.train.batch, config.train.lr) == (500, 32, 2e-3)
+    assert (config.train.steps, config.train.batch, config.train.lr) == (400, 16, 2e-3)
 
 
 def test_flags_over_files_over_presets(settings_file):

@@ -133,10 +133,12 @@ def test_a_cache_starts_empty_and_knows_the_positions():
     cache = Cache(2)
     assert cache.length == 0 and cache.positions(3, torch.device("cpu")).tolist() == [0, 1, 2]
     k = torch.randn(1, 2, 70, 4)
+    keys = values = None
     for piece in k.split([1, 64, 5], dim=2):
         for layer in cache.layers:
             keys, values = layer.append(piece, -piece)
     assert cache.length == 70 and cache.positions(2, torch.device("cpu")).tolist() == [70, 71]
+    assert keys is not None and values is not None
     assert torch.equal(keys, k) and torch.equal(values, -k)
 
 

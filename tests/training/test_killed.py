@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def server():
 
 
 @pytest.fixture
-def start(server, tmp_path, text_file) -> Start:
+def start(server, tmp_path, text_file) -> Iterator[Start]:
     """Begin ``dape train`` in a folder of ``tmp_path``; ``before`` is code that the child runs first."""
     children = []
 

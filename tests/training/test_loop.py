@@ -154,11 +154,13 @@ def test_a_run_in_pieces_ends_like_one_in_one_go(make_trainer, train, saved, sam
     """Pieces of one, two and three steps, each a new trainer, as after Ctrl-C."""
     whole = make_trainer("whole", **settings)
     assert train(whole)
+    piece = None
     for number, steps in enumerate((1, 2, 9)):
         torch.manual_seed(100 + number)  # what other code drew must not matter
         piece = make_trainer("pieces", **settings)
         assert piece.step == sum((1, 2, 9)[:number])
         assert train(piece, steps) is (number == 2)
+    assert piece is not None
     same_bits(saved(find(piece.folder)), saved(find(whole.folder)))
     assert piece.validation_loss == whole.validation_loss
     assert [{**line, "tokens_per_second": 0} for line in read_metrics(piece.folder)] == [

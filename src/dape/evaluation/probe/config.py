@@ -58,9 +58,9 @@ class RecallConfig:
     keys: int = 32
     """Different keys; as many different values and kinds of noise."""
     layers: int = 2
-    width: int = 128
+    width: int = 64
     heads: int = 4
-    steps: int = 600
+    steps: int = 1200
     batch: int = 32
     """Training sequences per step, if they are of the longest; shorter ones are proportionally more."""
     lr: float = 1e-3
