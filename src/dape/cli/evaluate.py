@@ -27,7 +27,7 @@ class Evaluate:
     appends one row per length to a file.
     """
 
-    checkpoint: Annotated[Path, tyro.conf.Positional]
+    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
     """A run's folder (its newest checkpoint), or one checkpoint."""
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
     """Tokens of context to evaluate at."""

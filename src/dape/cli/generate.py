@@ -19,7 +19,7 @@ class Generate:
     Decoding keeps keys and values, so a token costs one row of attention. The same seed gives the same text.
     """
 
-    checkpoint: Annotated[Path, tyro.conf.Positional]
+    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
     """A run's folder (its newest checkpoint), or one checkpoint."""
     prompt: str = "def "
     """Text to continue; - reads standard input."""

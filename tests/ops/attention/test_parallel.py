@@ -47,16 +47,18 @@ def threads_of_a_new_thread() -> int:
     return seen[0]
 
 
-@pytest.mark.parametrize("batch", [2, 13])  # tiles for every worker; items for more shares than workers
+@pytest.mark.parametrize(("batch", "bytes_"), [(2, 4096), (7, 1 << 16)])
 @both_kernels
-def test_same_bits_every_time(name, batch, three_workers):
+def test_same_bits_every_time(name, batch, bytes_, three_workers, tile_bytes):
+    """Tiles for every worker; items for more shares than there are workers."""
+    tile_bytes(bytes_)
     pe, inputs = make(name, torch.float32, batch=batch)
     first = run(pe, inputs)
     for _ in range(4):
         assert_same_bits(run(pe, inputs), first)
 
 
-@pytest.mark.parametrize("batch", [2, 13])
+@pytest.mark.parametrize("batch", [2, 7])
 @both_kernels
 def test_any_number_of_workers_gives_the_same_result(name, batch, tile_bytes):
     tile_bytes(1 << 16)  # several items a tile
