@@ -34,7 +34,7 @@ def read(tokens: np.ndarray, questions: int, keys: int = 32) -> tuple[dict[int, 
 # Training ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", range(40))
+@pytest.mark.parametrize("step", range(0, 1000, 25))
 def test_answers_follow_from_the_context(step):
     batch = training_batch(CONFIG, seed=3, step=step)
     length = batch.tokens.shape[1] - 1
@@ -50,14 +50,22 @@ def test_answers_follow_from_the_context(step):
 
 
 def test_lengths_and_numbers_of_pairs_vary():
-    batches = [training_batch(CONFIG, seed=0, step=step) for step in range(400)]
+    batches = [training_batch(CONFIG, seed=0, step=step) for step in range(600, 1000)]
     assert {batch.tokens.shape[1] - 1 for batch in batches} == set(range(SHORTEST, 65))
     assert {len(read(batch.tokens[0], batch.questions)[0]) for batch in batches} == set(range(2, 9))
 
 
+def test_sequences_are_short_at_first():
+    """Half of the way to 64 after 300 of 1000 steps, the rest after 600."""
+    lengths = [training_batch(CONFIG, seed=0, step=step).tokens.shape[1] - 1 for step in range(600)]
+    assert set(lengths[:10]) == {SHORTEST}
+    assert 33 <= max(lengths[:300]) <= SHORTEST + (64 - SHORTEST) / 2 < max(lengths) < 64
+    assert SHORTEST in lengths[300:], "short ones stay"
+
+
 def test_what_was_answered_says_nothing_about_the_next_answer():
     """Were every key asked for once, the last answer would be the value that is left."""
-    batches = [training_batch(CONFIG, seed=0, step=step) for step in range(100)]
+    batches = [training_batch(CONFIG, seed=0, step=step) for step in range(900, 1000)]
     last_was_asked_before = [row[-1] in row[:-1] for batch in batches for row in batch.places if len(row) == 12]
     assert 0.5 < np.mean(last_was_asked_before) < 0.99
 
@@ -127,7 +135,7 @@ def test_a_sequence_does_not_depend_on_the_others():
 
 
 def test_not_the_sequences_of_training():
-    batches = [training_batch(CONFIG, seed=0, step=step) for step in range(200)]
+    batches = [training_batch(CONFIG, seed=0, step=step) for step in range(800, 1000)]
     trained = {tokens.tobytes() for batch in batches for tokens in batch.tokens}
     assert evaluation_sequence(CONFIG, length=64, pairs=8, index=0)[0].tobytes() not in trained
 

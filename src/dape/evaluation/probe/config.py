@@ -9,6 +9,8 @@ from dape.errors import UsageError
 
 Task = Literal["recall", "passkey"]
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+LONGEST = 32
+"""By default test up to this many training lengths."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +62,10 @@ class RecallConfig:
     layers: int = 2
     width: int = 64
     heads: int = 4
-    steps: int = 1200
-    batch: int = 32
+    steps: int = 1000
+    batch: int = 16
     """Training sequences per step, if they are of the longest; shorter ones are proportionally more."""
-    lr: float = 1e-3
+    lr: float = 3e-3
 
     @classmethod
     def from_plain(cls, given: dict[str, Any]) -> "RecallConfig":
@@ -107,8 +109,8 @@ class RecallConfig:
             raise UsageError(f"--depths are too close to each other for pairs in length {min(self.lengths)}")
 
 
-SHORTEST = 12
-"""Shortest training sequence: two pairs, two questions and a little noise."""
+SHORTEST = 8
+"""Shortest training sequence: two pairs and two questions."""
 
 
 def shortest_test(pairs: int) -> int:
@@ -138,3 +140,12 @@ def check_counts(config: object, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(config, name)}")
+
+
+def doublings(length: int) -> tuple[int, ...]:
+    return tuple(length << n for n in range(LONGEST.bit_length()))
+
+
+def given(**settings: Any) -> dict[str, Any]:
+    """Those that are not left to their defaults."""
+    return {name: value for name, value in settings.items() if value is not None}

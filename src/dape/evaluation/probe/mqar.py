@@ -23,6 +23,8 @@ TRAIN, TEST = 0, 1
 TEST_SEED = 0
 """All seeds of all methods are tested on the same sequences."""
 MOST_QUESTIONS = 12
+GROWING = 0.6
+"""Share of the training steps in which sequences get longer."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,17 @@ class Sequences:
 
 
 def training_batch(config: RecallConfig, *, seed: int, step: int) -> Sequences:
-    """The batch of one step: its sequences are equally long, from :data:`SHORTEST` to the training length.
+    """The batch of one step: its sequences are equally long, at least :data:`SHORTEST` tokens.
 
-    Short ones are what makes the task learnable in a minute: with few tokens to choose from, attention finds the pairs
-    by chance often enough. A key may be asked for again, so that no answer follows from those already given.
+    The longest are short at first and have the training length after :data:`GROWING` of the steps: among few tokens
+    attention finds the pairs by chance often enough to begin to learn. A key may be asked for again, so that no answer
+    follows from those already given.
     """
     generator = np.random.default_rng([TRAIN, seed, step])
-    length = int(generator.integers(SHORTEST, config.train_length + 1))
+    grown = min(1.0, step / (GROWING * config.steps))
+    length = int(generator.integers(SHORTEST, int(SHORTEST + grown * (config.train_length - SHORTEST)) + 1))
     pairs = int(generator.integers(2, max(2, min(config.pairs, length // 5)) + 1))
-    questions = min(MOST_QUESTIONS, (length - 2 * pairs) // 3)
+    questions = min(MOST_QUESTIONS, (length + 1 - 2 * pairs) // 2)
     size = config.batch * config.train_length // length
     return _draw_batch(generator, config, size=size, length=length, pairs=pairs, questions=questions)
 
