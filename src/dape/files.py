@@ -109,3 +109,11 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder} is in use by another dape process; wait for it, or use another --out"
             ) from error
         yield
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept between runs; ``$DAPE_CACHE`` chooses another place."""
+    if chosen := os.environ.get("DAPE_CACHE"):
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "dape"

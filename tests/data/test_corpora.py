@@ -12,9 +12,10 @@ import pytest
 
 from dape.data import bundled, corpora
 from dape.data.bundled import bundled_files
-from dape.data.corpora import cache_folder, open_data
+from dape.data.corpora import open_data
 from dape.data.store import Corpus
 from dape.errors import UsageError
+from dape.files import cache_folder
 
 
 @pytest.fixture

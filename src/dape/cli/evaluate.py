@@ -112,9 +112,10 @@ def open_corpus(given: str | None, where: Path, description: "Description") -> "
 
 def _open_given(spec: str, where: Path, description: "Description") -> "Corpus":
     """Text is prepared with the model's own tokenizer, and kept in the cache."""
-    from dape.data.corpora import cache_folder, open_data
+    from dape.data.corpora import open_data
     from dape.data.sources import digest, expand
     from dape.data.store import is_prepared
+    from dape.files import cache_folder
 
     if is_prepared(Path(spec)):
         return open_data(spec)

@@ -14,6 +14,7 @@ from dape.data.sources import digest, expand
 from dape.data.store import FORMAT, Corpus, is_prepared
 from dape.data.tokenizer import open_tokenizer, tokenizer_identity
 from dape.errors import UsageError
+from dape.files import cache_folder
 
 SECONDS_UNTIL_ABANDONED = 24 * 3600
 
@@ -45,13 +46,6 @@ def _with_tokenizer(corpus: Corpus, spec: str) -> Corpus:
 
 
 # The cache -----------------------------------------------------------------------------------------------------------
-
-
-def cache_folder() -> Path:
-    if chosen := os.environ.get("DAPE_CACHE"):
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "dape"
 
 
 def _bundled(name: str, out: Path | None, tokenizer: str, progress: Watcher | None) -> Corpus:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from dape.ops.attention.fused.available import why_not_compiled
 from dape.ops.attention.lag_tables import lag_attention
 
 HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 3, 5
@@ -81,8 +82,11 @@ def test_extreme_logits_stay_finite():
 @pytest.mark.parametrize("layout", ["plain", "transposed"])
 @pytest.mark.parametrize("mix", [False, True])
 @pytest.mark.parametrize("table_dtype", [torch.float32, torch.float64])
-def test_fake_kernels_tell_the_truth(mix, layout, table_dtype):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fake_kernels_tell_the_truth(mix, layout, table_dtype, compiled):
     """Shapes, dtypes and strides, which torch.compile relies on."""
+    if compiled and (reason := why_not_compiled(torch.empty(0))):
+        pytest.skip(reason)
     inputs = [None if x is None else x.detach() for x in make_inputs(9, 12, mix=mix, dtype=torch.float32).values()]
     if layout == "transposed":  # as models make them: [batch, token, head, width] with two axes swapped
         inputs[:3] = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs[:3]]
@@ -90,9 +94,9 @@ def test_fake_kernels_tell_the_truth(mix, layout, table_dtype):
     inputs = [None if x is None else x.requires_grad_() for x in inputs]
     operators = torch.ops.dape
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(operators.lag_attention.default, (*inputs, None, 3, True), test_utils=tests)
+    torch.library.opcheck(operators.lag_attention.default, (*inputs, None, 3, True, compiled), test_utils=tests)
     with torch.no_grad():
-        out, lse = operators.lag_attention(*inputs, None, 3, True)
-        backward = (torch.ones_like(out), out, lse, *inputs, None, 3, True)
+        out, lse = operators.lag_attention(*inputs, None, 3, True, compiled)
+        backward = (torch.ones_like(out), out, lse, *inputs, None, 3, True, compiled)
         tests = ("test_schema", "test_faketensor")
         torch.library.opcheck(operators.lag_attention_backward.default, backward, test_utils=tests)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 import dape
 from dape.ops.attention import operator
+from dape.ops.attention.fused.available import why_not_compiled
 
 HEADS, WIDTH = 4, 8
 
@@ -24,6 +25,7 @@ def draw(queries: int = 9, keys: int | None = None, *, batch: int = 2, kv_heads:
 
 # Choices -------------------------------------------------------------------------------------------------------------
 
+COMPILED = "blocked" if why_not_compiled(torch.empty(0)) else "fused"
 SCATTERED = {"q_pos": torch.arange(9) * 2, "k_pos": torch.arange(9) * 2}
 DOCUMENTS = {"q_document": torch.arange(9) // 5, "k_document": torch.arange(9) // 5}
 
@@ -35,13 +37,13 @@ DOCUMENTS = {"q_document": torch.arange(9) // 5, "k_document": torch.arange(9) /
         ("nope", "auto", {"causal": False}, ("sdpa", "torch sdpa"), "exact"),
         ("learned", "sdpa", {}, ("sdpa", "torch sdpa"), "asked for"),
         ("rope", "blocked", {}, ("blocked", "lag tables"), "lag alone"),
-        ("rope", "auto", SCATTERED, ("blocked", "bias tiles"), "not one consecutive run"),
-        ("rope", "auto", DOCUMENTS, ("blocked", "bias tiles"), "not one consecutive run"),
-        ("kerple", "auto", {}, ("blocked", "lag tables"), "one table serves all rows"),
-        ("dape-kerple", "auto", {}, ("blocked", "lag tables"), "one table serves all rows"),
-        ("dape-rope", "auto", {}, ("blocked", "lag tables"), "one table serves all rows"),
-        ("randomized-dape-alibi", "auto", {}, ("blocked", "lag tables"), "one table serves all rows"),
-        ("dape-fire", "auto", {}, ("blocked", "bias tiles"), "more than the lag"),
+        ("rope", "auto", SCATTERED, (COMPILED, "bias tiles"), "not one consecutive run"),
+        ("rope", "auto", DOCUMENTS, (COMPILED, "bias tiles"), "not one consecutive run"),
+        ("kerple", "auto", {}, (COMPILED, "lag tables"), "one table serves all rows"),
+        ("dape-kerple", "auto", {}, (COMPILED, "lag tables"), "one table serves all rows"),
+        ("dape-rope", "auto", {}, (COMPILED, "lag tables"), "one table serves all rows"),
+        ("randomized-dape-alibi", "auto", {}, (COMPILED, "lag tables"), "one table serves all rows"),
+        ("dape-fire", "auto", {}, (COMPILED, "bias tiles"), "more than the lag"),
         ("cope", "auto", {}, ("reference", "whole matrix"), "no closed form"),
         ("cope", "blocked", {}, ("blocked", "row blocks"), "whole rows"),
         ("transformer-xl", "auto", {}, ("reference", "whole matrix"), "small"),
@@ -140,7 +142,7 @@ def test_bad_tensors(change, error, message):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        ({"impl": "flash"}, ValueError, "'flash' is not known; choose one of auto, reference, blocked, sdpa"),
+        ({"impl": "flash"}, ValueError, "'flash' is not known; choose one of auto, reference, blocked, fused, sdpa"),
         ({"q_pos": LONG}, ValueError, "both q_pos and k_pos"),
         ({"k_pos": LONG}, ValueError, "both q_pos and k_pos"),
         ({"q_document": LONG}, ValueError, "both q_document and k_document"),

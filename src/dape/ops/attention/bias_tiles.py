@@ -6,7 +6,7 @@ takes the gradient of the tile's B to the encoding's parameters. Memory stays li
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -14,28 +14,38 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dape.ops.attention.check import check_bias_shape
+from dape.ops.attention.fused import cells
+from dape.ops.attention.fused.run import Attention, Mixer
 from dape.ops.attention.tiles import LOG2_E, Call, TermSums, TileTerms, join_parts, run_backward, run_forward
 from dape.ops.attention.tiling import Tile
-from dape.positional.base import ScoreForm
+from dape.positional.base import ScoreForm, accumulation_dtype
 from dape.positional.grid import Grid
 
 
 def bias_tile_attention(
-    q: Float[Tensor, "b h q d"], k: Float[Tensor, "b g k d"], v: Float[Tensor, "b g k e"], form: ScoreForm, grid: Grid
+    q: Float[Tensor, "b h q d"],
+    k: Float[Tensor, "b g k d"],
+    v: Float[Tensor, "b g k e"],
+    form: ScoreForm,
+    grid: Grid,
+    *,
+    compiled: bool = False,
 ) -> Float[Tensor, "b h q e"]:
+    """``compiled`` takes the C++ kernel instead of the tile engine."""
     mix = form.mix
     weights = (None,) * 5 if mix is None else (mix.wa, mix.wb, mix.b1, mix.w2, mix.b2)
     parameters = () if form.source is None else tuple(form.source.module.parameters())
-    return _apply(form, grid, q, k, v, *weights, *parameters)
+    return _apply(form, grid, compiled, q, k, v, *weights, *parameters)
 
 
 class _BiasTiles(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, form: ScoreForm, grid: Grid, q, k, v, wa, wb, b1, w2, b2, *parameters) -> Tensor:
-        call = Call(q, k, v, wa, w2, causal_offset=grid.offset if grid.causal else None)
+    def forward(ctx: Any, form: ScoreForm, grid: Grid, compiled: bool, q, k, v, wa, wb, b1, w2, b2, *parameters):
         source = None if form.source is None else form.source.module
-        out, lse = run_forward(call, _BiasTerms(call, form, grid, wb, b1, b2, source, ()), q.dtype)
-        ctx.form, ctx.grid = form, grid
+        terms = _BiasTerms(q.shape[1], accumulation_dtype(q.dtype), form, grid, wb, b1, b2, source, ())
+        run = _compiled_forward if compiled else _tile_forward
+        out, lse = run(terms, q, k, v, wa, w2)
+        ctx.form, ctx.grid, ctx.compiled = form, grid, compiled
         ctx.save_for_backward(out, lse, q, k, v, wa, wb, b1, w2, b2, *parameters)
         return out
 
@@ -43,17 +53,59 @@ class _BiasTiles(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         out, lse, q, k, v, wa, wb, b1, w2, b2, *parameters = ctx.saved_tensors
-        call = Call(q, k, v, wa, w2, causal_offset=ctx.grid.offset if ctx.grid.causal else None)
         copy, leaves = _leaf_copy(ctx.form, parameters)
-        terms = _BiasTerms(call, ctx.form, ctx.grid, wb, b1, b2, copy, leaves)
-        dq, sums = run_backward(call, terms, grad, out, lse)
-        own = sums.terms
-        assert isinstance(own, _BiasSums)
-        d_wa, d_w2 = (None, None) if sums.mixer is None else (sums.mixer.wa, sums.mixer.w2)
-        found = (dq, join_parts(sums.dk), join_parts(sums.dv), d_wa, own.wb, own.b1, d_w2, own.b2, *own.parameters)
+        dtype = accumulation_dtype(q.dtype)
+        terms = _BiasTerms(q.shape[1], dtype, ctx.form, ctx.grid, wb, b1, b2, copy, leaves)
+        run = _compiled_backward if ctx.compiled else _tile_backward
+        (dq, dk, dv, d_wa, d_w2), own = run(terms, grad, out, lse, q, k, v, wa, w2)
+        found = (dq, dk, dv, d_wa, own.wb, own.b1, d_w2, own.b2, *own.parameters)
         inputs = (q, k, v, wa, wb, b1, w2, b2, *parameters)
         grads = (None if x is None or g is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True))
-        return (None, None, *grads)
+        return (None, None, None, *grads)
+
+
+def _causal_offset(grid: Grid) -> int | None:
+    return grid.offset if grid.causal else None
+
+
+Found = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""Gradients of q, k, v, wa and w2."""
+
+
+def _tile_forward(terms: "_BiasTerms", q, k, v, wa, w2) -> tuple[Tensor, Tensor]:
+    return run_forward(Call(q, k, v, wa, w2, causal_offset=_causal_offset(terms.grid)), terms, q.dtype)
+
+
+def _tile_backward(terms: "_BiasTerms", grad, out, lse, q, k, v, wa, w2) -> tuple[Found, "_BiasSums"]:
+    call = Call(q, k, v, wa, w2, causal_offset=_causal_offset(terms.grid))
+    dq, sums = run_backward(call, terms, grad, out, lse)
+    assert isinstance(sums.terms, _BiasSums)
+    d_wa, d_w2 = (None, None) if sums.mixer is None else (sums.mixer.wa, sums.mixer.w2)
+    return (dq, join_parts(sums.dk), join_parts(sums.dv), d_wa, d_w2), sums.terms
+
+
+def _compiled_forward(terms: "_BiasTerms", q, k, v, wa, w2) -> tuple[Tensor, Tensor]:
+    attention = _compiled_attention(terms, q, k, v, wa, w2)
+    return cells.forward(attention, terms.on_rows, q, v, items=_different_items(terms, q))
+
+
+def _compiled_backward(terms: "_BiasTerms", grad, out, lse, q, k, v, wa, w2) -> tuple[Found, "_BiasSums"]:
+    attention = _compiled_attention(terms, q, k, v, wa, w2)
+    found, sums = attention.backward(grad, out, lse), terms.sums()
+    for block in cells.row_blocks(attention, items=_different_items(terms, q)):
+        own = terms.on_rows(block, backward=True)
+        sums.add(own, *found.rows(cells.place(attention, own, block), block.first, block.rows))
+    d_wa, d_w2 = (None, None) if wa is None else (found.d_wa, found.d_w2)
+    return (found.d_q, found.d_k, found.d_v, d_wa, d_w2), sums
+
+
+def _different_items(terms: "_BiasTerms", q: Tensor) -> int:
+    return 1 if replace(terms.grid, key_padding_mask=None).same_for_all_items else q.shape[0]
+
+
+def _compiled_attention(terms: "_BiasTerms", q, k, v, wa, w2) -> Attention:
+    mixer, grid = None if wa is None else Mixer(wa, w2), terms.grid
+    return Attention(q, k, v, mixer, causal_offset=_causal_offset(grid), key_padding_mask=grid.key_padding_mask)
 
 
 # B is a Python function called once per tile: torch.compile would unroll the loop for every length.
@@ -75,7 +127,8 @@ def _leaf_copy(form: ScoreForm, saved: Sequence[Tensor]) -> tuple[nn.Module | No
 
 @dataclass
 class _BiasTerms:
-    call: Call
+    heads: int
+    dtype: torch.dtype
     form: ScoreForm
     grid: Grid
     wb: Float[Tensor, "D h"] | None
@@ -90,28 +143,37 @@ class _BiasTerms:
 
     def on(self, tile: Tile, *, backward: bool = False) -> TileTerms:
         grid = self._part(tile)
-        bias = None
-        if self.form.source is not None:
-            with torch.set_grad_enabled(backward):
-                bias = self.form.source.on(self.module, grid).to(self.call.dtype)
-                check_bias_shape(bias, (self.call.heads, tile.rows, tile.keys))
-                bias = bias.unsqueeze(1) if bias.dim() == 3 else bias.transpose(0, 1)
-        return TileTerms(static=self._static(bias, grid), pre=self._pre(bias), bias=bias)
+        bias = self._bias(grid, backward)
+        return TileTerms(static=self._static(bias, grid.visible()), pre=self._pre(bias), bias=bias)
+
+    def on_rows(self, block: cells.RowBlock, *, backward: bool = False) -> TileTerms:
+        """For some rows of all items, in their own order; padding is left to the kernel."""
+        grid = self.grid.rows(slice(block.first, block.first + block.rows)).first_keys(block.keys)
+        bias = self._bias(grid, backward)
+        visible = replace(grid, key_padding_mask=None).visible()
+        return TileTerms(static=self._static(bias, visible), pre=self._pre(bias), bias=bias)
+
+    def _bias(self, grid: Grid, backward: bool) -> Float[Tensor, "h #i r k"] | None:
+        if self.form.source is None:
+            return None
+        with torch.set_grad_enabled(backward):
+            bias = self.form.source.on(self.module, grid).to(self.dtype)
+            check_bias_shape(bias, (self.heads, grid.q_index.shape[-1], grid.k_index.shape[-1]))
+            return bias.unsqueeze(1) if bias.dim() == 3 else bias.transpose(0, 1)
 
     def _part(self, tile: Tile) -> Grid:
         reversed_rows = torch.arange(tile.i1 - 1, tile.i0 - 1, -1, device=self.grid.q_index.device)
         return self.grid.items(tile.b0, tile.b1).rows(reversed_rows).first_keys(tile.keys)
 
-    def _static(self, bias: Tensor | None, grid: Grid) -> Tensor | None:
+    def _static(self, bias: Tensor | None, visible: Tensor | None) -> Tensor | None:
         static = None if bias is None or not self.form.adds_bias else bias.detach()
         if self.b2 is not None:
-            b2 = self.b2.to(self.call.dtype).view(-1, 1, 1, 1)
+            b2 = self.b2.to(self.dtype).view(-1, 1, 1, 1)
             static = b2 if static is None else static + b2
-        visible = grid.visible()
         if visible is None:
             return None if static is None else static * LOG2_E
         static = (
-            torch.zeros(1, 1, 1, 1, dtype=self.call.dtype, device=self.call.device)
+            torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.grid.q_index.device)
             if static is None
             else static * LOG2_E
         )
@@ -120,10 +182,10 @@ class _BiasTerms:
     def _pre(self, bias: Tensor | None) -> Tensor | None:
         if self.b1 is None:
             return None
-        b1 = self.b1.to(self.call.dtype).view(-1, 1, 1, 1)
+        b1 = self.b1.to(self.dtype).view(-1, 1, 1, 1)
         if bias is None or self.wb is None:
             return b1
-        return (self.wb.to(self.call.dtype) @ bias.detach().flatten(1)).unflatten(1, bias.shape[1:]).add_(b1)
+        return (self.wb.to(self.dtype) @ bias.detach().flatten(1)).unflatten(1, bias.shape[1:]).add_(b1)
 
     def sums(self) -> "_BiasSums":
         return _BiasSums(self)
@@ -134,12 +196,15 @@ class _BiasSums:
         self._terms = terms
 
         def zeros(x: Tensor) -> Tensor:
-            return torch.zeros(x.shape, dtype=terms.call.dtype, device=x.device)
+            return torch.zeros(x.shape, dtype=terms.dtype, device=x.device)
 
         self.wb, self.b1, self.b2 = (None if x is None else zeros(x) for x in (terms.wb, terms.b1, terms.b2))
         self.parameters = [zeros(p) for p in terms.parameters]
 
     def add_tile(self, tile: Tile, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
+        self.add(terms, d_logits, d_hidden)
+
+    def add(self, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
         bias = terms.bias
         if bias is None or bias.shape[1] == 1:
             # Where B is shared by the items of a tile, so is its gradient.

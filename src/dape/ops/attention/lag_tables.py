@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from dape.ops.attention.fused import lags as fused
 from dape.ops.attention.tiles import LOG2_E, Call, TermSums, TileTerms, join_parts, run_backward, run_forward
 from dape.ops.attention.tiling import Tile
 from dape.positional.base import accumulation_dtype
@@ -32,9 +33,13 @@ def lag_attention(
     key_padding_mask: Bool[Tensor, "b k"] | None,
     offset: int,
     causal: bool,
+    compiled: bool = False,
 ) -> Float[Tensor, "b h q e"]:
-    """``A + static[lag] + w2 . leaky(wa . A + pre[lag])``; differentiable in every floating-point input."""
-    return _forward(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal)[0]
+    """``A + static[lag] + w2 . leaky(wa . A + pre[lag])``; differentiable in every floating-point input.
+
+    ``compiled`` takes the C++ kernel instead of the tile engine.
+    """
+    return _forward(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, compiled)[0]
 
 
 @torch.library.custom_op("dape::lag_attention", mutates_args=())
@@ -49,15 +54,21 @@ def _forward(
     key_padding_mask: Tensor | None,
     offset: int,
     causal: bool,
+    compiled: bool,
 ) -> tuple[Tensor, Tensor]:
+    if compiled:
+        return fused.forward(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal)
     call = Call(q, k, v, wa, w2, causal_offset=offset if causal else None)
     return run_forward(call, _LagTerms(call, static, pre, key_padding_mask, offset, causal), q.dtype)
 
 
 @_forward.register_fake
-def _(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal):
-    lse_dtype = accumulation_dtype(q.dtype)
-    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(q.shape[:-1], dtype=lse_dtype)
+def _(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, compiled):
+    lse = q.new_empty(q.shape[:-1], dtype=accumulation_dtype(q.dtype))
+    batch, heads, queries, _ = q.shape
+    if compiled:  # see fused.run.outputs
+        return q.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2), lse
+    return q.new_empty(*q.shape[:-1], v.shape[-1]), lse
 
 
 @torch.library.custom_op("dape::lag_attention_backward", mutates_args=())
@@ -75,30 +86,38 @@ def _backward(
     key_padding_mask: Tensor | None,
     offset: int,
     causal: bool,
+    compiled: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, static, wa, pre, w2; an empty tensor stands for an absent input's."""
+    inputs = (q, k, v, static, wa, pre, w2)
+    compute = fused.backward if compiled else _by_tiles
+    found = compute(grad, out, lse, *inputs, key_padding_mask, offset, causal)
+    dq, dk, dv, d_static, d_wa, d_pre, d_w2 = (
+        q.new_empty(0) if x is None or t is None else t.to(x.dtype).contiguous()
+        for t, x in zip(found, inputs, strict=True)
+    )
+    return dq, dk, dv, d_static, d_wa, d_pre, d_w2
+
+
+def _by_tiles(
+    grad, out, lse, q, k, v, static, wa, pre, w2, key_padding_mask, offset: int, causal: bool
+) -> tuple[Tensor | None, ...]:
     call = Call(q, k, v, wa, w2, causal_offset=offset if causal else None)
     terms = _LagTerms(call, static, pre, key_padding_mask, offset, causal)
     dq, sums = run_backward(call, terms, grad, out, lse)
     assert isinstance(sums.terms, _TableSums)
     d_wa, d_w2 = (None, None) if sums.mixer is None else (sums.mixer.wa, sums.mixer.w2)
-    absent = q.new_empty(0)
-    d_static, d_wa, d_pre, d_w2 = (
-        absent.clone() if x is None or t is None else t.to(x.dtype)
-        for t, x in ((sums.terms.static, static), (d_wa, wa), (sums.terms.pre, pre), (d_w2, w2))
-    )
-    dk, dv = join_parts(sums.dk), join_parts(sums.dv)
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_static, d_wa, d_pre, d_w2
+    return dq, join_parts(sums.dk), join_parts(sums.dv), sums.terms.static, d_wa, sums.terms.pre, d_w2
 
 
 @_backward.register_fake
-def _(grad, out, lse, q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal):
+def _(grad, out, lse, q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, compiled):
     tables = (q.new_empty(0) if t is None else t.new_empty(t.shape) for t in (static, wa, pre, w2))
     return (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *tables)
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    *tensors, ctx.offset, ctx.causal = inputs
+    *tensors, ctx.offset, ctx.causal, ctx.compiled = inputs
     ctx.save_for_backward(*output, *tensors)
     ctx.set_materialize_grads(False)
 
@@ -106,10 +125,10 @@ def _setup_context(ctx, inputs, output) -> None:
 def _autograd_backward(ctx, grad, _grad_lse):
     out, lse, *tensors = ctx.saved_tensors
     if grad is None:
-        return (None,) * (len(tensors) + 2)
-    grads = _backward(grad, out, lse, *tensors, ctx.offset, ctx.causal)
+        return (None,) * (len(tensors) + 3)
+    grads = _backward(grad, out, lse, *tensors, ctx.offset, ctx.causal, ctx.compiled)
     present = [None if t is None else g for g, t in zip(grads, tensors[:-1], strict=True)]
-    return (*present, None, None, None)
+    return (*present, None, None, None, None)
 
 
 _forward.register_autograd(_autograd_backward, setup_context=_setup_context)

@@ -1,6 +1,6 @@
 """``attention``: the one signature, and the honest choice of an implementation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args, overload
 
 import torch
@@ -17,14 +17,17 @@ from dape.ops.attention.check import (
     make_grid,
     without_autocast,
 )
+from dape.ops.attention.fused.available import why_not_compiled
 from dape.ops.attention.lag_tables import lag_attention
 from dape.ops.attention.reference import nothing_to_see, reference_attention
 from dape.ops.attention.row_blocks import row_block_attention
 from dape.positional.base import PositionalEncoding, ScoreForm, share_heads
 from dape.positional.grid import Grid
 
-Impl = Literal["auto", "reference", "blocked", "sdpa"]
+Impl = Literal["auto", "reference", "blocked", "fused", "sdpa"]
 
+FEW_QUERIES = 8
+"""With fewer, as in decoding, laying out the keys for the compiled kernel costs more than it gains."""
 SMALL_CELLS = 1 << 18
 """Up to this many batch x head x query x key cells an encoding without a closed form is computed at once."""
 
@@ -33,7 +36,7 @@ SMALL_CELLS = 1 << 18
 class Choice:
     """Which implementation computes a call, and why."""
 
-    impl: Literal["reference", "blocked", "sdpa"]
+    impl: Literal["reference", "blocked", "fused", "sdpa"]
     kernel: Literal["whole matrix", "lag tables", "bias tiles", "row blocks", "torch sdpa"]
     reason: str
 
@@ -100,6 +103,7 @@ def attention(
     computed in float32 and returned in their own dtype (rotated q and k are rounded to it on the way).
 
     ``impl``: ``reference`` (the definition, memory quadratic), ``blocked`` (exact, memory linear in the length),
+    ``fused`` (the same in a C++ kernel that is compiled on first use; CPU, not float64),
     ``sdpa`` (PyTorch's fused attention, where the logits are plain scores), or ``auto``. With ``explain=True`` the
     :class:`Choice` that was made is returned too.
     """
@@ -122,7 +126,7 @@ def attention(
     with without_autocast(q.device):
         form = pe.score_form()
         choice = choose(q, k, grid, form, impl)
-        if choice.impl == "blocked":
+        if choice.impl in ("blocked", "fused"):
             check_no_tangents(q, k, v, *pe.parameters())
         q, k = pe.rotate(q, k, grid)
         out = _run(choice, q, k, v, pe, grid, form)
@@ -132,25 +136,38 @@ def attention(
 
 def choose(q: Tensor, k: Tensor, grid: Grid, form: ScoreForm | None, impl: Impl) -> Choice:
     """What ``attention`` will run for a call, and why."""
-    fused = form is not None and form.plain and grid.offset is not None and grid.q_document is None
+    plain = form is not None and form.plain and grid.offset is not None and grid.q_document is None
     match impl:
         case "reference":
             return Choice("reference", "whole matrix", "asked for")
         case "blocked":
             return _choose_blocked(grid, form)
-        case "sdpa" if fused:
+        case "fused":
+            return _choose_fused(q, grid, form)
+        case "sdpa" if plain:
             return Choice("sdpa", "torch sdpa", "asked for")
         case "sdpa":
             raise ValueError(
                 "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, "
                 "rope, pi, yarn) on consecutive positions; use impl='auto'"
             )
-    if fused:
+    if plain:
         return Choice("sdpa", "torch sdpa", "logits are plain scores, for which PyTorch's fused attention is exact")
     cells = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if form is None and cells <= SMALL_CELLS:
         return Choice("reference", "whole matrix", "logits have no closed form, and the matrix is small")
-    return _choose_blocked(grid, form)
+    blocked = _choose_blocked(grid, form)
+    if form is None or q.shape[2] < FEW_QUERIES or why_not_compiled(q):
+        return blocked
+    return replace(blocked, impl="fused")
+
+
+def _choose_fused(q: Tensor, grid: Grid, form: ScoreForm | None) -> Choice:
+    if form is None:
+        raise ValueError("impl='fused' needs logits in closed form, which this encoding has not; use impl='auto'")
+    if reason := why_not_compiled(q):
+        raise ValueError(f"impl='fused' is not possible: {reason}; use impl='auto'")
+    return replace(_choose_blocked(grid, form), impl="fused")
 
 
 def _choose_blocked(grid: Grid, form: ScoreForm | None) -> Choice:
@@ -177,13 +194,13 @@ def _run(
             return _sdpa(q, k, v, grid)
         case "bias tiles":
             assert form is not None
-            return bias_tile_attention(q, k, v, form, grid)
+            return bias_tile_attention(q, k, v, form, grid, compiled=choice.impl == "fused")
         case "lag tables":
             assert form is not None
-            return _by_lag_tables(q, k, v, form, grid)
+            return _by_lag_tables(q, k, v, form, grid, compiled=choice.impl == "fused")
 
 
-def _by_lag_tables(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm, grid: Grid) -> Tensor:
+def _by_lag_tables(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm, grid: Grid, *, compiled: bool) -> Tensor:
     """Evaluate everything that does not depend on content once per lag, largest lag first."""
     assert grid.offset is not None
     queries, keys = q.shape[2], k.shape[2]
@@ -210,6 +227,7 @@ def _by_lag_tables(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm, grid: Grid)
         key_padding_mask=grid.key_padding_mask,
         offset=grid.offset,
         causal=grid.causal,
+        compiled=compiled,
     )
 
 

@@ -1,0 +1,39 @@
+"""Whether the compiled kernel can serve a call. Where it cannot be built, that is said once, and never an error."""
+
+import functools
+import os
+import warnings
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SWITCH = "DAPE_FUSED"
+
+
+def why_not_compiled(q: Tensor) -> str | None:
+    """None if the kernel can take this call."""
+    if q.device.type != "cpu":
+        return f"the compiled kernel is for CPUs, q is on {q.device}"
+    if q.dtype not in DTYPES:
+        return f"the compiled kernel computes in float32, q is {q.dtype}"
+    return _why_not_built()
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def _why_not_built() -> str | None:
+    from dape.ops.attention.fused.library import load
+
+    if os.environ.get(SWITCH) == "0":
+        return f"the environment variable {SWITCH} is 0"
+    try:
+        load()
+    except OSError as error:
+        warnings.warn(
+            f"dape's compiled attention kernel is not available, attention will be slower: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return str(error)
+    return None

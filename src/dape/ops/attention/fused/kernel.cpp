@@ -1,0 +1,538 @@
+// Attention with a mixer f across heads, for CPUs:
+//
+//     L = S + static + W2 . leaky(Wa . S + pre),     S = q k',     out = softmax2(mask(L)) v
+//
+// in one pass over tiles that stay in a core's own cache, forward and backward. Logits are in base 2: the caller scales q
+// by log2(e) / sqrt(d), W2 and static by log2(e), and Wa by 1 / log2(e).
+//
+// A tile is all heads of a few query rows against BLOCK keys, [head, row, key]. f takes one row of it at a time, so that
+// the position terms of a row are plain rows of memory, whether they come from tables over lags (row stride -1) or were
+// evaluated for these rows (row stride = number of keys): a term's address is base + item + channel + row + key strides.
+//
+// No headers but the standard library's: it compiles in seconds. Threads are those of torch's own OpenMP pool; what each
+// of them does is fixed by its number, so the same number of threads gives the same bits. Memory belongs to the caller.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <omp.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+namespace {
+
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));  // anywhere in memory
+
+constexpr long BLOCK = 64;       // keys of a tile
+constexpr long MOST_ROWS = 32;   // query rows of a tile
+constexpr long CHUNK = 4;        // rows whose hidden units are kept for the products over cells
+constexpr long CHUNK_ROW = CHUNK * BLOCK + 16;  // of one hidden unit; apart as the heads of a tile are
+constexpr long TILE_BYTES = 256 << 10;
+constexpr float SLOPE = 0.01f;
+constexpr float LOWEST = -3.0e38f;
+
+inline Vec load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
+inline void store(float* p, Vec x) { *reinterpret_cast<Loose*>(p) = x; }
+inline Vec all(float x) { return x - Vec{}; }  // x + 0 would not be free: it changes -0
+inline long padded(long n) { return (n + LANES - 1) / LANES * LANES; }
+inline long least(long a, long b) { return a < b ? a : b; }
+inline long most(long a, long b) { return a > b ? a : b; }
+
+// 2^x for x up to 127, 0 below -127, NaN stays NaN. The polynomial is 2^f on [-1/2, 1/2] to one unit in the last place.
+inline Vec power_of_2(Vec x) {
+  x = x < -127.0f ? all(-127.0f) : x;
+  const Vec shifted = x + 12582912.0f;  // 1.5 * 2^23: the sum's last bits are the rounded x
+  const Vec f = x - (shifted - 12582912.0f);
+  Vec p = all(1.5403530393381609954e-4f);
+  p = p * f + 1.3333558146428443423e-3f;
+  p = p * f + 9.6181291076284771619e-3f;
+  p = p * f + 5.5504108664821579953e-2f;
+  p = p * f + 2.4022650695910071233e-1f;
+  p = p * f + 6.9314718055994530942e-1f;
+  p = p * f + 1.0f;
+  return p * (Vec)(((Ints)shifted + (127 - 0x4B400000)) << 23);  // casts of vectors keep the bits
+}
+
+inline float sum(Vec x) {
+  float total = 0;
+  for (int i = 0; i < LANES; i++) total += x[i];
+  return total;
+}
+
+inline float largest(Vec x) {
+  float top = x[0];
+  for (int i = 1; i < LANES; i++) top = x[i] > top ? x[i] : top;
+  return top;
+}
+
+// Matrix products ----------------------------------------------------------------------------------------------------
+
+// What becomes of a product: C = P, C += P, C = I + P, C = I + X + P, C = leaky(I + P), C = leaky'(X) * P.
+enum End { SET, ADD, ONTO, ONTO_BOTH, LEAKY, LEAKY_SLOPE_OF };
+
+struct Strided {
+  const float* at;
+  long row;
+};
+
+// C[M, V vectors] from A[M, K] (any strides) and B[K, ...] (consecutive columns), accumulated in registers.
+template <int M, int V, End END>
+inline void __attribute__((always_inline)) block_product(
+    long K, const float* A, long a_row, long a_col, const float* B, long b_row, Strided I, Strided X, float* C, long c_row) {
+  Vec sums[M][V];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) {
+      if constexpr (END == SET || END == LEAKY_SLOPE_OF) sums[m][v] = Vec{};
+      else if constexpr (END == ADD) sums[m][v] = load(C + m * c_row + v * LANES);
+      else sums[m][v] = load(I.at + m * I.row + v * LANES);
+      if constexpr (END == ONTO_BOTH) sums[m][v] += load(X.at + m * X.row + v * LANES);
+    }
+  for (long k = 0; k < K; k++) {
+    Vec b[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) b[v] = load(B + k * b_row + v * LANES);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      const Vec a = all(A[m * a_row + k * a_col]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) sums[m][v] += a * b[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) {
+      Vec s = sums[m][v];
+      if constexpr (END == LEAKY) s = s > s * SLOPE ? s : s * SLOPE;
+      if constexpr (END == LEAKY_SLOPE_OF) s = load(X.at + m * X.row + v * LANES) > 0.0f ? s : s * SLOPE;
+      store(C + m * c_row + v * LANES, s);
+    }
+}
+
+template <int M, End END>
+void row_product(long N, long K, const float* A, long a_row, long a_col, const float* B, long b_row, Strided I, Strided X,
+                 float* C, long c_row) {
+  long n = 0;
+  for (; n + 2 * LANES <= N; n += 2 * LANES)
+    block_product<M, 2, END>(K, A, a_row, a_col, B + n, b_row, {I.at + n, I.row}, {X.at + n, X.row}, C + n, c_row);
+  if (n < N)
+    block_product<M, 1, END>(K, A, a_row, a_col, B + n, b_row, {I.at + n, I.row}, {X.at + n, X.row}, C + n, c_row);
+}
+
+// N is a multiple of LANES. Six rows fill the registers of AVX2; four are the least that hide the latency.
+template <End END>
+void product(long M, long N, long K, const float* A, long a_row, long a_col, const float* B, long b_row, float* C, long c_row,
+             Strided I = {nullptr, 0}, Strided X = {nullptr, 0}) {
+  for (long m = 0; m < M;) {
+    const long left = M - m;
+    const float* a = A + m * a_row;
+    float* c = C + m * c_row;
+    const Strided i = {I.at + m * I.row, I.row}, x = {X.at + m * X.row, X.row};
+    if (left == 6 || left >= 7) row_product<6, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 6;
+    else if (left >= 4) row_product<4, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 4;
+    else if (left >= 2) row_product<2, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 2;
+    else row_product<1, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 1;
+  }
+}
+
+// total[m, n, lane] += x[m, cell] y[n, cell] over the cells of some rows, each of `width` cells, BLOCK apart.
+template <int M, int N>
+inline void cell_block(long rows, long width, const float* x, long x_row, const float* y, long y_row, float* total, long t_row) {
+  Vec sums[M][N];
+#pragma GCC unroll 4
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) sums[m][n] = load(total + m * t_row + n * LANES);
+  for (long r = 0; r < rows; r++)
+    for (long c = r * BLOCK; c < r * BLOCK + width; c += LANES) {
+      Vec b[N];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) b[n] = load(y + n * y_row + c);
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) {
+        const Vec a = load(x + m * x_row + c);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) sums[m][n] += a * b[n];
+      }
+    }
+#pragma GCC unroll 4
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) store(total + m * t_row + n * LANES, sums[m][n]);
+}
+
+void cell_products(long M, long N, long rows, long width, const float* x, long x_row, const float* y, long y_row, float* total) {
+  const long t_row = N * LANES;
+  long m = 0;
+  for (; m + 4 <= M; m += 4) {
+    long n = 0;
+    for (; n + 3 <= N; n += 3)
+      cell_block<4, 3>(rows, width, x + m * x_row, x_row, y + n * y_row, y_row, total + m * t_row + n * LANES, t_row);
+    for (; n < N; n++)
+      cell_block<4, 1>(rows, width, x + m * x_row, x_row, y + n * y_row, y_row, total + m * t_row + n * LANES, t_row);
+  }
+  for (; m < M; m++)
+    for (long n = 0; n < N; n++)
+      cell_block<1, 1>(rows, width, x + m * x_row, x_row, y + n * y_row, y_row, total + m * t_row + n * LANES, t_row);
+}
+
+}  // namespace
+
+// The interface ------------------------------------------------------------------------------------------------------
+
+extern "C" {
+
+// Strides in numbers, not bytes; the last dimension is consecutive.
+struct View {
+  float* at;
+  long item, head, row;
+};
+
+struct Call {
+  long batch, heads, kv_heads, queries, keys, width, value_width, hidden, threads;
+  long causal, offset;  // row i of a causal call sees the first offset + i + 1 keys
+  const float *wa, *w2;  // [hidden, heads], [heads, hidden]; unused if hidden is 0
+  View fixed, pre;       // static and pre: "head" is the stride of their channels; absent if `at` is null
+  const float* mask;     // [batch, keys padded to BLOCK]: 0 or -inf; or null
+  View q;                // packed rows
+  const float *k_panels, *v_rows;  // packed
+  View out;
+  View lse;  // its rows are numbers
+};
+
+struct Backward {
+  const float *k_rows, *v_panels, *wa_plain, *w2_plain;
+  View d_out;          // packed rows
+  View delta;          // like lse: per row the sum of d_out * out
+  long parts;          // shares of an item's rows; each has its own sums d_k and d_v
+  View d_q;
+  float *d_k, *d_v;        // [parts, batch, kv_heads, padded keys, padded width]
+  float *d_fixed, *d_pre;  // [threads, like the terms]; spans in numbers
+  long fixed_span, pre_span;
+  float *d_wa, *d_w2;  // [threads, hidden, heads], [threads, heads, hidden]
+};
+
+long dape_lanes() { return LANES; }
+long dape_block() { return BLOCK; }
+float dape_slope() { return SLOPE; }
+long dape_sizes() { return sizeof(Call) * 10000 + sizeof(Backward); }
+
+// How [item, head, row, width] is laid out for the products; what is padded is 0. ROWS: rows of padded width.
+// BLOCKED_ROWS: as many rows as fill blocks. PANELS: [block][width][BLOCK], every block of rows transposed.
+enum Layout { ROWS, BLOCKED_ROWS, PANELS };
+
+void dape_pack(long batch, long heads, long rows, long width, View from, float factor, float* to, long layout, long threads) {
+  const long row_width = layout == PANELS ? width : padded(width);
+  const long all_rows = layout == ROWS ? rows : (rows + BLOCK - 1) / BLOCK * BLOCK;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (long x = 0; x < batch * heads; x++) {
+    const float* source = from.at + x / heads * from.item + x % heads * from.head;
+    float* target = to + x * all_rows * row_width;
+    if (layout == PANELS || all_rows > rows || row_width > width) std::memset(target, 0, 4 * all_rows * row_width);
+    for (long r = 0; r < rows; r++) {
+      const float* row = source + r * from.row;
+      if (layout == PANELS) {
+        float* column = target + r / BLOCK * BLOCK * width + r % BLOCK;
+        for (long n = 0; n < width; n++) column[n * BLOCK] = row[n] * factor;
+      } else {
+        for (long n = 0; n < width; n++) target[r * row_width + n] = row[n] * factor;
+      }
+    }
+  }
+}
+
+}  // extern "C"
+
+namespace {
+
+// Tiles --------------------------------------------------------------------------------------------------------------
+
+struct Shape {
+  long rows;    // of a tile
+  long plane;   // numbers of one head's tile
+  explicit Shape(const Call& c) {
+    const long bytes = 4 * c.heads * (BLOCK + padded(most(c.width, c.value_width)));
+    rows = most(8, least(MOST_ROWS, TILE_BYTES / bytes / 4 * 4));
+    plane = rows * BLOCK + 16;  // heads a power of two apart would compete for the same lines of the cache
+  }
+  long blocks(const Call& c) const { return (c.queries + rows - 1) / rows; }
+};
+
+// How many keys row i sees.
+inline long seen(const Call& c, long i) { return c.causal ? most(0, least(c.keys, c.offset + i + 1)) : c.keys; }
+
+struct Scratch {
+  float* memory;
+  float* next;
+  explicit Scratch(long numbers) {
+    memory = static_cast<float*>(std::aligned_alloc(64, (numbers * 4 + 4096) / 64 * 64));
+    next = memory;
+  }
+  ~Scratch() { std::free(memory); }
+  float* take(long numbers) {
+    float* found = next;
+    next += (numbers + 15) / 16 * 16;
+    return found;
+  }
+};
+
+inline float* number(const View& x, long item, long head, long row) { return x.at + item * x.item + head * x.head + row * x.row; }
+inline const float* term(const View& t, long item, long row, long key) { return t.at + item * t.item + row * t.row + key; }
+
+// Scores of all heads: rows i0... of a tile against a block of keys, `width` of them (padded).
+void scores(const Call& c, const Shape& s, long b, long i0, long rows, long block, long width, float* S) {
+  const long group = c.heads / c.kv_heads, blocks = (c.keys + BLOCK - 1) / BLOCK;
+  for (long h = 0; h < c.heads; h++) {
+    const float* panel = c.k_panels + ((b * c.kv_heads + h / group) * blocks + block) * BLOCK * c.width;
+    product<SET>(rows, width, c.width, c.q.at + b * c.q.item + h * c.q.head + i0 * c.q.row, c.q.row, 1, panel, BLOCK,
+                 S + h * s.plane, BLOCK);
+  }
+}
+
+// One row of a tile: hidden units [hidden, ...] into H, and masked logits into L, which may be S.
+void mix(const Call& c, const Shape& s, long b, long i, long key, long width, const float* S, float* H, long h_row, float* L) {
+  const bool has_fixed = c.fixed.at != nullptr;
+  const Strided fixed = {has_fixed ? term(c.fixed, b, i, key) : nullptr, c.fixed.head};
+  if (c.hidden) {
+    product<LEAKY>(c.hidden, width, c.heads, c.wa, c.heads, 1, S, s.plane, H, h_row, {term(c.pre, b, i, key), c.pre.head});
+    product<ONTO_BOTH>(c.heads, width, c.hidden, c.w2, c.hidden, 1, H, h_row, L, s.plane, {S, s.plane}, fixed);
+  } else {
+    for (long h = 0; h < c.heads; h++)
+      for (long n = 0; n < width; n += LANES) {
+        const Vec x = load(S + h * s.plane + n);
+        store(L + h * s.plane + n, has_fixed ? x + load(fixed.at + h * fixed.row + n) : x);
+      }
+  }
+  if (c.mask == nullptr) return;
+  const float* mask = c.mask + b * ((c.keys + BLOCK - 1) / BLOCK * BLOCK) + key;
+  for (long h = 0; h < c.heads; h++)
+    for (long n = 0; n < width; n += LANES) store(L + h * s.plane + n, load(L + h * s.plane + n) + load(mask + n));
+}
+
+// Forward ------------------------------------------------------------------------------------------------------------
+
+struct Running {  // the softmax so far, of every head and row of a tile
+  float *top, *total, *rescale;
+};
+
+// Logits of one head's row become weights under the largest logit so far.
+inline void weigh(float* L, long width, long whole, float& top, float& total, float& rescale) {
+  Vec high = all(top);
+  for (long n = 0; n < width; n += LANES) {
+    const Vec x = load(L + n);
+    high = x > high ? x : high;
+  }
+  const float now = largest(high);
+  rescale = std::exp2(top - now);
+  Vec added{};
+  for (long n = 0; n < width; n += LANES) {
+    const Vec w = power_of_2(load(L + n) - now);
+    store(L + n, w);
+    added += w;
+  }
+  for (long n = width; n < whole; n += LANES) store(L + n, Vec{});
+  total = total * rescale + sum(added);
+  top = now;
+}
+
+void forward_tile(const Call& c, const Shape& s, long b, long i0, float* S, float* H, float* O, Running run) {
+  const long rows = least(s.rows, c.queries - i0), e = padded(c.value_width), group = c.heads / c.kv_heads;
+  const long keys = seen(c, i0 + rows - 1), blocks = (c.keys + BLOCK - 1) / BLOCK;
+  std::memset(O, 0, 4 * c.heads * s.rows * e);
+  for (long x = 0; x < c.heads * s.rows; x++) run.top[x] = LOWEST, run.total[x] = 0;
+  for (long key = 0; key < keys; key += BLOCK) {
+    const long whole = padded(least(BLOCK, keys - key));
+    scores(c, s, b, i0, rows, key / BLOCK, whole, S);
+    for (long r = 0; r < rows; r++) {
+      const long width = padded(most(0, least(BLOCK, seen(c, i0 + r) - key)));
+      if (width) mix(c, s, b, i0 + r, key, width, S + r * BLOCK, H, BLOCK, S + r * BLOCK);
+      for (long h = 0; h < c.heads; h++) {
+        const long x = h * s.rows + r;
+        weigh(S + h * s.plane + r * BLOCK, width, whole, run.top[x], run.total[x], run.rescale[x]);
+      }
+    }
+    for (long h = 0; h < c.heads; h++) {
+      float* o = O + h * s.rows * e;
+      for (long r = 0; key && r < rows; r++) {
+        const float factor = run.rescale[h * s.rows + r];
+        if (factor != 1.0f)
+          for (long n = 0; n < e; n += LANES) store(o + r * e + n, load(o + r * e + n) * factor);
+      }
+      const float* v = c.v_rows + ((b * c.kv_heads + h / group) * blocks * BLOCK + key) * e;
+      product<ADD>(rows, e, whole, S + h * s.plane, BLOCK, 1, v, e, o, e);
+    }
+  }
+  for (long h = 0; h < c.heads; h++)
+    for (long r = 0; r < rows; r++) {
+      const long x = h * s.rows + r;
+      // A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
+      const float total = run.total[x] < 1e-37f ? 1e-37f : run.total[x], inverse = 1.0f / total;
+      float* to = c.out.at + b * c.out.item + h * c.out.head + (i0 + r) * c.out.row;
+      for (long n = 0; n < c.value_width; n++) to[n] = O[x * e + n] * inverse;
+      *number(c.lse, b, h, i0 + r) = run.top[x] + std::log2(total);
+    }
+}
+
+// Backward -----------------------------------------------------------------------------------------------------------
+
+struct Sums {  // of one thread, or of one share of an item
+  float *fixed, *pre, *wa, *w2;  // wa, w2: [.., .., lane]
+  float *k, *v;
+};
+
+struct Planes {
+  float *S, *P, *G;       // [head, row, key]: scores, weights, gradients
+  float *H, *Z;           // [hidden, row of a chunk, key]: hidden units and their gradients
+  float *d_q;             // [head, row, width]
+};
+
+inline void add_terms(const View& like, float* total, long channels, long b, long i, long key, long width, const float* x, long x_row) {
+  float* to = total + (term(like, b, i, key) - like.at);
+  for (long c = 0; c < channels; c++)
+    for (long n = 0; n < width; n += LANES) {
+      float* at = to + c * like.head + n;
+      store(at, load(at) + load(x + c * x_row + n));
+    }
+}
+
+// A chunk of rows: weights into P, and the gradient of the weights in G becomes that of the scores.
+void backward_chunk(const Call& c, const Backward& g, const Shape& s, long b, long i, long rows, long key, long width,
+                    const Planes& p, const Sums& sums) {
+  const long h_row = CHUNK_ROW;
+  float *S = p.S, *P = p.P, *G = p.G;
+  for (long r = 0; r < rows; r++) {
+    const long at = r * BLOCK;
+    mix(c, s, b, i + r, key, width, S + at, p.H + at, h_row, P + at);
+    for (long h = 0; h < c.heads; h++) {
+      const float lse = *number(c.lse, b, h, i + r), delta = *number(g.delta, b, h, i + r);
+      for (long n = at + h * s.plane; n < at + h * s.plane + width; n += LANES) {
+        const Vec w = power_of_2(load(P + n) - lse);
+        store(P + n, w);
+        store(G + n, w * (load(G + n) - delta));
+      }
+    }
+    if (g.d_fixed) add_terms(c.fixed, sums.fixed, c.heads, b, i + r, key, width, G + at, s.plane);
+    if (!c.hidden) continue;
+    product<LEAKY_SLOPE_OF>(c.hidden, width, c.heads, g.w2_plain, 1, c.hidden, G + at, s.plane, p.Z + at, h_row, {nullptr, 0},
+                            {p.H + at, h_row});
+    if (g.d_pre) add_terms(c.pre, sums.pre, c.hidden, b, i + r, key, width, p.Z + at, h_row);
+  }
+  if (!c.hidden) return;
+  cell_products(c.heads, c.hidden, rows, width, G, s.plane, p.H, h_row, sums.w2);
+  cell_products(c.hidden, c.heads, rows, width, p.Z, h_row, S, s.plane, sums.wa);
+  for (long r = 0; r < rows; r++)
+    product<ADD>(c.heads, width, c.hidden, g.wa_plain, 1, c.heads, p.Z + r * BLOCK, h_row, G + r * BLOCK, s.plane);
+}
+
+inline void clear(const Shape& s, long heads, long row, long from, long to, float* x) {
+  for (long h = 0; h < heads; h++)
+    for (long n = from; n < to; n += LANES) store(x + h * s.plane + row * BLOCK + n, Vec{});
+}
+
+void backward_tile(const Call& c, const Backward& g, const Shape& s, long b, long i0, const Planes& p, const Sums& sums) {
+  const long rows = least(s.rows, c.queries - i0), d = padded(c.width), e = padded(c.value_width);
+  const long group = c.heads / c.kv_heads, keys = seen(c, i0 + rows - 1), blocks = (c.keys + BLOCK - 1) / BLOCK;
+  std::memset(p.d_q, 0, 4 * c.heads * s.rows * d);
+  for (long key = 0; key < keys; key += BLOCK) {
+    const long whole = padded(least(BLOCK, keys - key)), block = key / BLOCK;
+    scores(c, s, b, i0, rows, block, whole, p.S);
+    for (long h = 0; h < c.heads; h++) {
+      const float* panel = g.v_panels + ((b * c.kv_heads + h / group) * blocks + block) * BLOCK * c.value_width;
+      product<SET>(rows, whole, c.value_width, g.d_out.at + b * g.d_out.item + h * g.d_out.head + i0 * g.d_out.row,
+                   g.d_out.row, 1, panel, BLOCK, p.G + h * s.plane, BLOCK);
+    }
+    for (long r = 0; r < rows; r += CHUNK) {
+      const long some = least(CHUNK, rows - r);
+      const long width = padded(most(0, least(BLOCK, seen(c, i0 + r + some - 1) - key)));
+      const Planes part = {p.S + r * BLOCK, p.P + r * BLOCK, p.G + r * BLOCK, p.H, p.Z, nullptr};
+      if (width) backward_chunk(c, g, s, b, i0 + r, some, key, width, part, sums);
+      for (long x = r; x < r + some; x++) clear(s, c.heads, x, width, whole, p.P), clear(s, c.heads, x, width, whole, p.G);
+    }
+    for (long h = 0; h < c.heads; h++) {
+      const long kv = b * c.kv_heads + h / group, at = ((h / group) * blocks * BLOCK + key);
+      const float *P = p.P + h * s.plane, *G = p.G + h * s.plane;
+      product<ADD>(rows, d, whole, G, BLOCK, 1, g.k_rows + (kv * blocks * BLOCK + key) * d, d, p.d_q + h * s.rows * d, d);
+      product<ADD>(whole, d, rows, G, 1, BLOCK, c.q.at + b * c.q.item + h * c.q.head + i0 * c.q.row, c.q.row, sums.k + at * d, d);
+      product<ADD>(whole, e, rows, P, 1, BLOCK, g.d_out.at + b * g.d_out.item + h * g.d_out.head + i0 * g.d_out.row,
+                   g.d_out.row, sums.v + at * e, e);
+    }
+  }
+  const float scale = 1.0f / std::sqrt(static_cast<float>(c.width));
+  for (long h = 0; h < c.heads; h++)
+    for (long r = 0; r < rows; r++) {
+      float* to = g.d_q.at + b * g.d_q.item + h * g.d_q.head + (i0 + r) * g.d_q.row;
+      for (long n = 0; n < c.width; n++) to[n] = p.d_q[(h * s.rows + r) * d + n] * scale;
+    }
+}
+
+void fold_lanes(long rows, long columns, const float* from, float* to, float factor) {
+  for (long x = 0; x < rows * columns; x++) to[x] += sum(load(from + x * LANES)) * factor;
+}
+
+}  // namespace
+
+extern "C" {
+
+void dape_forward(const Call* call) {
+  const Call& c = *call;
+  const Shape s(c);
+  const long blocks = s.blocks(c), tiles = blocks * c.batch;
+  long next = 0;
+#pragma omp parallel num_threads(c.threads)
+  {
+    const long cells = c.heads * s.rows, e = padded(c.value_width);
+    Scratch scratch(c.heads * s.plane + c.hidden * BLOCK + cells * (e + 3) + 256);
+    float *S = scratch.take(c.heads * s.plane), *H = scratch.take(c.hidden * BLOCK), *O = scratch.take(cells * e);
+    const Running run = {scratch.take(cells), scratch.take(cells), scratch.take(cells)};
+    // Long rows first, so that no thread begins a long tile when the others are done.
+    for (long t; (t = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < tiles;)
+      forward_tile(c, s, t % c.batch, (blocks - 1 - t / c.batch) * s.rows, S, H, O, run);
+  }
+}
+
+void dape_backward(const Call* call, const Backward* backward) {
+  const Call& c = *call;
+  const Backward& g = *backward;
+  const Shape s(c);
+  const long blocks = s.blocks(c), shares = c.batch * g.parts, key_blocks = (c.keys + BLOCK - 1) / BLOCK;
+  const long d = padded(c.width), e = padded(c.value_width), kv_rows = c.kv_heads * key_blocks * BLOCK;
+#pragma omp parallel num_threads(c.threads)
+  {
+    const long plane = c.heads * s.plane, chunk = c.hidden * CHUNK_ROW, lanes = c.heads * c.hidden * LANES;
+    Scratch scratch(3 * plane + 2 * chunk + c.heads * s.rows * d + 2 * lanes + 512);
+    const Planes p = {scratch.take(plane), scratch.take(plane), scratch.take(plane),
+                      scratch.take(chunk), scratch.take(chunk), scratch.take(c.heads * s.rows * d)};
+    float *wa = scratch.take(lanes), *w2 = scratch.take(lanes);
+    // Fewer threads than asked for do the work of the missing ones.
+    for (long t = omp_get_thread_num(); t < c.threads; t += omp_get_num_threads()) {
+      std::memset(wa, 0, 4 * lanes), std::memset(w2, 0, 4 * lanes);
+      for (long share = t; share < shares; share += c.threads) {
+        const long b = share / g.parts, part = share % g.parts, slot = part * c.batch + b;
+        const Sums sums = {g.d_fixed + t * g.fixed_span, g.d_pre + t * g.pre_span, wa, w2, g.d_k + slot * kv_rows * d,
+                           g.d_v + slot * kv_rows * e};
+        // There and back again, so that parts have long rows and short ones alike.
+        for (long x = 0; x < blocks; x++) {
+          const long turn = x / g.parts, place = x % g.parts;
+          if ((turn % 2 ? g.parts - 1 - place : place) == part) backward_tile(c, g, s, b, x * s.rows, p, sums);
+        }
+      }
+      if (c.hidden) {
+        fold_lanes(c.hidden, c.heads, wa, g.d_wa + t * c.hidden * c.heads, 1.0f);
+        fold_lanes(c.heads, c.hidden, w2, g.d_w2 + t * c.heads * c.hidden, 1.0f);
+      }
+    }
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,96 @@
+"""The compiled kernel as Python sees it: the structures of ``kernel.cpp``, mirrored for ctypes."""
+
+import ctypes
+import functools
+import math
+from ctypes import Structure, c_float, c_long, c_void_p
+
+import torch
+from torch import Tensor
+
+from dape.ops.attention.fused.build import build
+from dape.positional.base import LEAKY_SLOPE
+
+ROWS, BLOCKED_ROWS, PANELS = range(3)
+
+
+class View(Structure):
+    _fields_ = [("at", c_void_p), ("item", c_long), ("head", c_long), ("row", c_long)]
+
+
+class Call(Structure):
+    _fields_ = [
+        *((name, c_long) for name in ("batch", "heads", "kv_heads", "queries", "keys", "width", "value_width")),
+        *((name, c_long) for name in ("hidden", "threads", "causal", "offset")),
+        *((name, c_void_p) for name in ("wa", "w2")),
+        *((name, View) for name in ("fixed", "pre")),
+        ("mask", c_void_p),
+        ("q", View),
+        *((name, c_void_p) for name in ("k_panels", "v_rows")),
+        ("out", View),
+        ("lse", View),
+    ]
+
+
+class Backward(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("k_rows", "v_panels", "wa_plain", "w2_plain")),
+        ("d_out", View),
+        ("delta", View),
+        ("parts", c_long),
+        ("d_q", View),
+        *((name, c_void_p) for name in ("d_k", "d_v", "d_fixed", "d_pre")),
+        *((name, c_long) for name in ("fixed_span", "pre_span")),
+        *((name, c_void_p) for name in ("d_wa", "d_w2")),
+    ]
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library, built if need be. Raises ``OSError`` where it cannot be built or loaded."""
+    library = ctypes.CDLL(str(build()))
+    for name in ("dape_lanes", "dape_block", "dape_sizes"):
+        getattr(library, name).restype = c_long
+    expected = ctypes.sizeof(Call) * 10000 + ctypes.sizeof(Backward)
+    if library.dape_sizes() != expected:
+        raise OSError(f"the kernel's structures take {library.dape_sizes()}, here {expected}: another C++ ABI?")
+    library.dape_slope.restype = c_float
+    assert math.isclose(library.dape_slope(), LEAKY_SLOPE, rel_tol=1e-6)
+    library.dape_pack.argtypes = [c_long] * 4 + [View, c_float, c_void_p, c_long, c_long]
+    library.dape_pack.restype = library.dape_forward.restype = library.dape_backward.restype = None
+    return library
+
+
+@functools.cache
+def lanes() -> int:
+    return int(load().dape_lanes())
+
+
+@functools.cache
+def block() -> int:
+    return int(load().dape_block())
+
+
+def view(x: Tensor | None) -> View:
+    """[item, head, row, width], the last consecutive."""
+    if x is None:
+        return View(None, 0, 0, 0)
+    assert x.stride(-1) == 1 or x.shape[-1] == 1
+    return View(x.data_ptr(), *x.stride()[:3])
+
+
+def pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def pack(x: Tensor, layout: int, factor: float = 1.0) -> Tensor:
+    """[b, h, rows, width] as [b, h, rows, padded width], or in panels as [b, h, blocks, width, block]."""
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    *front, rows, width = x.shape
+    size = block()
+    blocks, wide = math.ceil(rows / size), math.ceil(width / lanes()) * lanes()
+    shapes = {ROWS: (rows, wide), BLOCKED_ROWS: (blocks * size, wide), PANELS: (blocks, width, size)}
+    packed = torch.empty(*front, *shapes[layout], dtype=torch.float32)
+    load().dape_pack(*front, rows, width, view(x), factor, packed.data_ptr(), layout, torch.get_num_threads())
+    return packed

@@ -1,0 +1,200 @@
+"""Calls of the compiled kernel on torch tensors: everything in float32, on the CPU."""
+
+import ctypes
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dape.ops.attention.fused import library
+from dape.ops.attention.fused.library import BLOCKED_ROWS, PANELS, ROWS, pack, pointer, view
+
+LOG2_E = math.log2(math.e)
+MAX_PARTS = 16
+"""Each share of an item's rows sums its own gradients of k and v; more would cost more memory than they save time."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """``static`` (in base 2, -inf where hidden) or ``pre``, laid out so that the keys of a row are consecutive and some
+    numbers beyond the last key may be read."""
+
+    data: Float[Tensor, "c n"] | Float[Tensor, "c #i r k"]
+    """The last dimension is padded."""
+    columns: int
+    """Of the last dimension without the padding."""
+    start: int
+    """Where row 0 begins."""
+    item: int
+    row: int
+
+    @classmethod
+    def by_lag(cls, table: Float[Tensor, "c n"], queries: int) -> "Term":
+        """From the largest lag downwards: row i begins at ``queries - 1 - i``."""
+        data = torch.nn.functional.pad(table.float(), (0, library.lanes()))
+        return cls(data, table.shape[1], start=queries - 1, item=0, row=-1)
+
+    @classmethod
+    def by_cell(cls, x: Float[Tensor, "c #i r k"], beyond: float) -> "Term":
+        """Evaluated for every row and key, shared by the items or one for each; ``beyond`` the last key."""
+        data = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % library.lanes()), value=beyond).contiguous()
+        return cls(data, x.shape[3], start=0, item=data.stride(1) if x.shape[1] > 1 else 0, row=data.stride(2))
+
+    def view(self, data: Tensor | None = None) -> library.View:
+        """Of the term, or of sums laid out like it."""
+        at = (self.data if data is None else data).data_ptr() + 4 * self.start
+        return library.View(at, self.item, self.data.stride(0), self.row)
+
+    def zeros(self, threads: int) -> Float[Tensor, "t c *n"]:
+        return torch.zeros(threads, *self.data.shape)
+
+    def total(self, sums: Float[Tensor, "t c *n"]) -> Float[Tensor, "c *n"]:
+        return sums.sum(0)[..., : self.columns]
+
+
+@dataclass(frozen=True)
+class Terms:
+    fixed: Term
+    pre: Term | None
+
+
+def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:
+    """To be filled: the output, its heads beside each other as the next projection wants them, and per row the base-2
+    logarithm of the softmax denominator."""
+    batch, heads, queries, _ = q.shape
+    return torch.empty(batch, queries, heads, v.shape[-1]).transpose(1, 2), torch.empty(batch, heads, queries)
+
+
+class Mixer:
+    """The matrices of f, and the same for scores and logits in base 2."""
+
+    def __init__(self, wa: Float[Tensor, "D h"], w2: Float[Tensor, "h D"]) -> None:
+        self.wa, self.w2 = wa.float().contiguous(), w2.float().contiguous()
+        self.wa_base2, self.w2_base2 = self.wa / LOG2_E, self.w2 * LOG2_E
+
+
+class Attention:
+    """q, k and v packed for the kernel; terms may come for all rows at once or for some at a time."""
+
+    def __init__(
+        self,
+        q: Float[Tensor, "b h q d"],
+        k: Float[Tensor, "b g k d"],
+        v: Float[Tensor, "b g k e"],
+        mixer: Mixer | None,
+        *,
+        causal_offset: int | None,
+        key_padding_mask: Tensor | None,
+    ) -> None:
+        self.q_shape, self.k_shape, self.value_width = q.shape, k.shape, v.shape[-1]
+        self.mixer, self.causal_offset = mixer, causal_offset
+        self.threads = torch.get_num_threads()
+        self.k, self.v = k.float(), v.float()
+        self.q_rows = pack(q.float(), ROWS, LOG2_E / math.sqrt(q.shape[-1]))
+        self.k_panels, self.v_rows = pack(self.k, PANELS), pack(self.v, BLOCKED_ROWS)
+        self.mask = self._mask(key_padding_mask)
+
+    def _mask(self, padding: Tensor | None) -> Tensor | None:
+        """-inf at hidden keys, and at those that only fill the last vector."""
+        keys = self.k_shape[2]
+        if padding is None and keys % library.lanes() == 0:
+            return None
+        mask = torch.full((self.q_shape[0], math.ceil(keys / library.block()) * library.block()), -math.inf)
+        mask[:, :keys] = 0.0 if padding is None else torch.where(padding, -math.inf, 0.0)
+        return mask
+
+    def forward(self, terms: Terms, out: Tensor, lse: Tensor, first_row: int = 0) -> None:
+        """Rows ``first_row`` ... of ``out`` [b, h, rows, e] and ``lse`` [b, h, rows]."""
+        call = self._call(terms, first_row, out, lse)
+        library.load().dape_forward(ctypes.byref(call))
+
+    def _call(self, terms: Terms, first_row: int, out: Tensor, lse: Tensor) -> library.Call:
+        batch, heads, _, width = self.q_shape
+        mixer, offset = self.mixer, self.causal_offset
+        rows = lse.shape[2]
+        return library.Call(
+            *(batch, heads, self.k_shape[1], rows, self.k_shape[2], width, self.value_width),
+            hidden=0 if mixer is None else len(mixer.wa),
+            threads=self.threads,
+            causal=offset is not None,
+            offset=0 if offset is None else offset + first_row,
+            wa=None if mixer is None else mixer.wa_base2.data_ptr(),
+            w2=None if mixer is None else mixer.w2_base2.data_ptr(),
+            fixed=terms.fixed.view(),
+            pre=view(None) if terms.pre is None else terms.pre.view(),
+            mask=pointer(self.mask),
+            q=view(self.q_rows[:, :, first_row : first_row + rows]),
+            k_panels=self.k_panels.data_ptr(),
+            v_rows=self.v_rows.data_ptr(),
+            out=view(out),
+            lse=view(lse.unsqueeze(-1)),
+        )
+
+    def backward(self, grad: Tensor, out: Tensor, lse: Tensor) -> "BackwardPass":
+        return BackwardPass(self, grad, out, lse)
+
+
+class BackwardPass:
+    """Gradients, summed over the calls of :meth:`rows`."""
+
+    def __init__(self, forward: Attention, grad: Tensor, out: Tensor, lse: Tensor) -> None:
+        self.of, self.lse = forward, lse
+        batch, heads, queries, width = forward.q_shape
+        threads = forward.threads
+        self.d_out = pack(grad.float(), ROWS)
+        self.delta = (grad.float() * out.float()).sum(-1)
+        self.k_rows, self.v_panels = pack(forward.k, BLOCKED_ROWS), pack(forward.v, PANELS)
+        self.parts = 1 if batch >= threads else min(MAX_PARTS, math.ceil(threads / max(1, batch)))
+        self.d_q = torch.empty(batch, heads, queries, width)
+        self._d_k, self._d_v = (torch.zeros(self.parts, *x.shape) for x in (self.k_rows, forward.v_rows))
+        hidden = 0 if forward.mixer is None else len(forward.mixer.wa)
+        self._d_wa, self._d_w2 = torch.zeros(threads, hidden, heads), torch.zeros(threads, heads, hidden)
+
+    def rows(self, terms: Terms, first_row: int = 0, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """Adds the gradients of some rows, and returns those of the terms, laid out like them."""
+        of = self.of
+        part = slice(first_row, first_row + (of.q_shape[2] if rows is None else rows))
+        d_fixed, d_pre = terms.fixed.zeros(of.threads), None if terms.pre is None else terms.pre.zeros(of.threads)
+        mixer = of.mixer
+        call = of._call(terms, first_row, self.d_q[:, :, part], self.lse[:, :, part])
+        backward = library.Backward(
+            k_rows=self.k_rows.data_ptr(),
+            v_panels=self.v_panels.data_ptr(),
+            wa_plain=None if mixer is None else mixer.wa.data_ptr(),
+            w2_plain=None if mixer is None else mixer.w2.data_ptr(),
+            d_out=view(self.d_out[:, :, part]),
+            delta=view(self.delta[:, :, part].unsqueeze(-1)),
+            parts=self.parts,
+            d_q=view(self.d_q[:, :, part]),
+            d_k=self._d_k.data_ptr(),
+            d_v=self._d_v.data_ptr(),
+            d_fixed=terms.fixed.view(d_fixed).at,
+            d_pre=None if d_pre is None or terms.pre is None else terms.pre.view(d_pre).at,
+            fixed_span=d_fixed[0].numel(),
+            pre_span=0 if d_pre is None else d_pre[0].numel(),
+            d_wa=self._d_wa.data_ptr(),
+            d_w2=self._d_w2.data_ptr(),
+        )
+        library.load().dape_backward(ctypes.byref(call), ctypes.byref(backward))
+        return terms.fixed.total(d_fixed), None if terms.pre is None or d_pre is None else terms.pre.total(d_pre)
+
+    # Scores were in base 2, and so were those that met the gradients of k and wa.
+
+    @property
+    def d_k(self) -> Float[Tensor, "b g k d"]:
+        keys, width = self.of.k_shape[2:]
+        return self._d_k.sum(0)[:, :, :keys, :width] / LOG2_E
+
+    @property
+    def d_v(self) -> Float[Tensor, "b g k e"]:
+        return self._d_v.sum(0)[:, :, : self.of.k_shape[2], : self.of.value_width]
+
+    @property
+    def d_wa(self) -> Float[Tensor, "D h"]:
+        return self._d_wa.sum(0) / LOG2_E
+
+    @property
+    def d_w2(self) -> Float[Tensor, "h D"]:
+        return self._d_w2.sum(0)
