@@ -130,8 +130,18 @@ def test_every_implementation_agrees_with_the_reference(causal, dtype):
     config = AttentionBench(**{**TINY, "causal": causal, "dtype": dtype, "heads": 3})
     shape = attention._shape(config)
     for impl in (*config.impls, "auto"):
+        if cases.why_not(impl, shape):
+            continue
         assert cases.disagreements(shape, impl, config.passes) == []
         assert cases.disagreements(shape, impl, ("forward",)) == []
+
+
+def test_the_compiled_kernel_is_left_out_where_it_cannot_run(tmp_path, capsys):
+    report = report_of(tmp_path, dtype="float64", impls=("fused", "blocked"))
+    assert "computes in float32, q is torch.float64" in report["config"]["left_out"]["fused"]
+    assert {row["impl"] for row in report["rows"]} == {"blocked"}
+    with pytest.raises(UsageError, match=r"nothing to run: .*computes in float32"):
+        report_of(tmp_path, dtype="float64", impls=("fused",))
 
 
 def test_a_wrong_output_is_not_timed(monkeypatch, capsys, tmp_path):
@@ -179,8 +189,8 @@ def test_json_holds_every_row_and_its_circumstances(tmp_path, capsys):
     report = report_of(tmp_path, lengths=(9, 12))
     config, rows = report["config"], report["rows"]
     assert {"torch", "threads", "cpu", "commit", "date", "lengths", "encoding", "seed"} <= set(config)
-    assert config["complete"] and config["left_out"] == {}
-    impls = ["blocked", "appendix", "sdpa", "static", "reference"]
+    assert config["complete"] and set(config["left_out"]) <= {"fused"}
+    impls = [i for i in ("fused", "blocked", "appendix", "sdpa", "static", "reference") if i not in config["left_out"]]
     expected = [(t, p, i) for t in (9, 12) for p in ("forward", "forward_backward") for i in impls]
     assert [(r["length"], r["pass"], r["impl"]) for r in rows] == expected
     for row in rows:
@@ -222,8 +232,8 @@ def test_a_table_without_notes_fits_a_terminal():
 
 def test_other_encodings_leave_the_listings_out(tmp_path, capsys):
     report = report_of(tmp_path, encoding="dape-alibi")
-    assert {row["impl"] for row in report["rows"]} == {"blocked", "sdpa", "reference"}
-    assert set(report["config"]["left_out"]) == {"appendix", "static"}
+    assert {row["impl"] for row in report["rows"]} - {"fused"} == {"blocked", "sdpa", "reference"}
+    assert set(report["config"]["left_out"]) - {"fused"} == {"appendix", "static"}
     assert "appendix left out: it only knows dape-kerple, not dape-alibi" in capsys.readouterr().out
 
 
@@ -290,7 +300,7 @@ def test_a_link_is_followed(tmp_path):
         ({"lengths": (0,)}, "--lengths must be positive, got 0"),
         ({"lengths": (512, -3)}, "--lengths must be positive, got -3"),
         ({"lengths": ()}, "at least one length"),
-        ({"impls": ("blocked", "fast")}, "'fast' is not known; choose from blocked"),
+        ({"impls": ("blocked", "fast")}, "'fast' is not known; choose from fused, blocked"),
         ({"impls": ()}, "--impls needs at least one"),
         ({"passes": ("backward",)}, "--passes: 'backward'"),
         ({"dtype": "float8"}, "--dtype: 'float8'"),

@@ -26,7 +26,7 @@ from dape.provenance import machine
 if TYPE_CHECKING:
     from dape.bench.cases import Shape
 
-Impl = Literal["blocked", "appendix", "sdpa", "static", "reference", "auto"]
+Impl = Literal["fused", "blocked", "appendix", "sdpa", "static", "reference", "auto"]
 Dtype = Literal["float32", "bfloat16", "float64"]
 
 QUICK_LENGTH, QUICK_REPEATS = 512, 3
@@ -37,14 +37,15 @@ SHARE_OF_MEMORY = 0.7
 class AttentionBench:
     """Time and peak memory of attention, by implementation and length.
 
-    Implementations: `blocked` and `reference` are this package's (`auto` its choice among them); `appendix` is DAPE
-    written out densely as in the paper, `static` the dense Kerple bias alone, and `sdpa` PyTorch's fused attention
-    without positions. Each is first compared with the reference, then all take turns and the median counts.
+    Implementations: `fused` (compiled C++), `blocked` and `reference` are this package's (`auto` its choice among
+    them); `appendix` is DAPE written out densely as in the paper, `static` the dense Kerple bias alone, and `sdpa`
+    PyTorch's fused attention without positions. Each is first compared with the reference, then all take turns and the
+    median counts.
     """
 
     lengths: tuple[int, ...] = (512, 1024, 2048)
     """Sequence lengths."""
-    impls: tuple[Impl, ...] = ("blocked", "appendix", "sdpa", "static", "reference")
+    impls: tuple[Impl, ...] = ("fused", "blocked", "appendix", "sdpa", "static", "reference")
     """Implementations to compare."""
     encoding: str = "dape-kerple"
     """Positional encoding, a name from `dape list`."""
@@ -88,6 +89,7 @@ def run(config: AttentionBench) -> int:
     with torch_threads(config.threads) as threads:
         check_device(config.device)
         shape = _shape(config)
+        impls = _available(shape, impls, left_out)
         if not _verified(shape, impls, config.passes):
             return 1
         rows, complete = _measure(config, shape, impls, threads)
@@ -130,6 +132,17 @@ def applicable(config: AttentionBench) -> tuple[list[str], dict[str, str]]:
     if len(left_out) == len(impls):
         raise UsageError(f"nothing to run: {'; '.join(f'{impl} {why}' for impl, why in left_out.items())}")
     return [impl for impl in impls if impl not in left_out], left_out
+
+
+def _available(shape: "Shape", impls: list[str], left_out: dict[str, str]) -> list[str]:
+    """Without those that this machine or this precision does not allow, which are added to ``left_out``."""
+    from dape.bench.cases import why_not
+
+    reasons = {impl: why_not(impl, shape) for impl in impls}
+    left_out |= {impl: reason for impl, reason in reasons.items() if reason}
+    if all(reasons.values()):
+        raise UsageError(f"nothing to run: {'; '.join(left_out.values())}")
+    return [impl for impl in impls if not reasons[impl]]
 
 
 def _shape(config: AttentionBench) -> "Shape":

@@ -99,6 +99,17 @@ def _implementation(impl: str) -> Callable[..., Tensor]:
     return partial(operator, impl=impl)
 
 
+def why_not(impl: str, shape: Shape) -> str | None:
+    """Why the compiled kernel cannot run here: no compiler, another precision, no closed form."""
+    if impl != "fused":
+        return None
+    try:
+        run_once(impl, make_inputs(replace(shape, batch=1), 1))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def make_call(impl: str, inputs: Inputs, pass_: Pass) -> Callable[[], None]:
     """The call to time: forward without a graph, or forward and all gradients."""
     wait = torch.cuda.synchronize if inputs.q.is_cuda else (lambda: None)

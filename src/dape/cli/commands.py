@@ -134,7 +134,7 @@ COMMANDS = [
         bench_attention,
         examples={
             "--quick": "a first impression",
-            "--lengths 2048 4096 --impls blocked appendix sdpa": "the operator between the paper's listing and no DAPE",
+            "--lengths 2048 4096 --impls fused appendix sdpa": "the operator between the paper's listing and no DAPE",
             "--encoding dape-fire --json fire.json": "another encoding, results kept",
             "--lengths 80 --batch 128 --no-causal": "many short sequences, attention in both directions",
         },

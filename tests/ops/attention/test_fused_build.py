@@ -1,0 +1,129 @@
+"""Building the compiled kernel: where it goes, who may write there, and what happens where it cannot be built."""
+
+import ctypes
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import dape
+from dape.ops.attention.fused import available, build, library
+
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler")
+needs_posix = pytest.mark.skipif(os.name != "posix", reason="about permissions")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "kernels"
+
+
+@pytest.fixture
+def unbuilt(monkeypatch):
+    """As in a process that has not tried yet."""
+    monkeypatch.setattr(library, "load", library.load.__wrapped__)
+    available._why_not_built.cache_clear()
+    yield
+    available._why_not_built.cache_clear()
+
+
+@needs_compiler
+def test_built_once_and_only_for_its_owner(cache, monkeypatch):
+    made = build.build()
+    assert made.parent == cache and list(cache.iterdir()) == [made]  # nothing temporary is left
+    if os.name == "posix":
+        assert stat.S_IMODE(cache.stat().st_mode) == stat.S_IMODE(made.stat().st_mode) == 0o700
+    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert build.build() == made
+    assert ctypes.CDLL(str(made)).dape_block() == library.block()
+
+
+@needs_compiler
+def test_another_source_or_processor_is_another_file(cache, monkeypatch):
+    compiler = build.find_compiler()
+    first = build._fingerprint(compiler)
+    monkeypatch.setattr(build, "processor", lambda: "another")
+    second = build._fingerprint(compiler)
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DX"))
+    assert len({first, second, build._fingerprint(compiler)}) == 3
+
+
+@needs_compiler
+@needs_posix
+def test_what_others_could_have_written_is_not_loaded(cache):
+    made = build.build()
+    made.chmod(0o722)
+    with pytest.raises(OSError, match="can be written by others; delete it"):
+        build.build()
+
+
+@needs_compiler
+def test_a_failed_compilation_leaves_nothing(cache, monkeypatch):
+    monkeypatch.setattr(build, "FLAGS", ("-not-a-flag",))
+    with pytest.raises(OSError, match="-not-a-flag"):
+        build.build()
+    assert list(cache.iterdir()) == []
+
+
+def test_without_a_compiler_blocked_is_used_and_it_is_said_once(cache, unbuilt, monkeypatch, recwarn):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    pe = dape.build("dape-kerple", num_heads=2, head_dim=4, train_length=8)
+    q, k, v = torch.randn(3, 1, 2, 9, 4)
+    for _ in range(2):
+        out, choice = dape.attention(q, k, v, pe, explain=True)
+        assert choice.impl == "blocked" and out.isfinite().all()
+    said = [str(w.message) for w in recwarn if w.category is RuntimeWarning]
+    assert len(said) == 1 and "no C++ compiler found (looked for g++, clang++, c++)" in said[0]
+    with pytest.raises(ValueError, match=r"impl='fused' is not possible: no C\+\+ compiler"):
+        dape.attention(q, k, v, pe, impl="fused")
+
+
+def test_switched_off(unbuilt, monkeypatch, recwarn):
+    monkeypatch.setenv("DAPE_FUSED", "0")
+    assert available.why_not_compiled(torch.empty(0)) == "the environment variable DAPE_FUSED is 0"
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("q", "reason"),
+    [
+        (torch.empty(1, dtype=torch.float64), "computes in float32, q is torch.float64"),
+        (torch.empty(1, device="meta"), "for CPUs, q is on meta"),
+    ],
+)
+def test_not_for_every_call(q, reason):
+    assert reason in (available.why_not_compiled(q) or "")
+
+
+def test_no_closed_form():
+    pe = dape.build("cope", num_heads=2, head_dim=4, train_length=8)
+    with pytest.raises(ValueError, match="needs logits in closed form"):
+        dape.attention(*torch.randn(3, 1, 2, 9, 4), pe, impl="fused")
+
+
+def test_few_queries_stay_with_blocked():
+    """Decoding lays out no keys."""
+    pe = dape.build("dape-kerple", num_heads=2, head_dim=4, train_length=8)
+    q, k, v = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 30, 4), torch.randn(1, 2, 30, 4)
+    assert dape.attention(q, k, v, pe, explain=True)[1].impl == "blocked"
+
+
+@needs_compiler
+def test_uses_the_threads_of_torch():
+    """A second OpenMP would have a pool of its own, which competes with torch's for the cores."""
+    code = (
+        "import torch, dape; torch.set_num_threads(2); pe = dape.build('dape-kerple', num_heads=2, head_dim=4, "
+        "train_length=8); dape.attention(*torch.randn(3, 4, 2, 64, 4), pe, impl='fused'); "
+        "print(*{l.split()[-1] for l in open('/proc/self/maps') if 'omp' in l and '.so' in l})"
+    )
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("needs /proc")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert len(done.stdout.split()) == 1, done.stdout
