@@ -47,14 +47,9 @@ class Scores:
         return self.right == self.tokens
 
 
-def score(
-    predict: Predict, samples: Sequence[Sample], *, batch: int, watch: Callable[[int], None] = lambda done: None
-) -> Scores:
-    """``batch`` samples at a time; ``watch(samples done)`` after each time."""
-    parts = []
-    for begin in range(0, len(samples), batch):
-        parts.append(_score(predict, samples[begin : begin + batch], begin))
-        watch(min(begin + batch, len(samples)))
+def score(predict: Predict, samples: Sequence[Sample], *, batch: int) -> Scores:
+    """``batch`` samples at a time."""
+    parts = [_score(predict, samples[begin : begin + batch], begin) for begin in range(0, len(samples), batch)]
     columns = zip(*parts, strict=True)
     return Scores(*(np.concatenate(column) for column in columns))
 
