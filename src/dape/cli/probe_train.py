@@ -93,15 +93,19 @@ def _threads(config: "Probe", jobs: int) -> int:
 def _announce(plan: "Plan", todo: int, jobs: int) -> None:
     config, runs = plan.config, len(plan.runs())
     finished = f", {runs - todo} of them already finished" if todo < runs else ""
-    grid = f"{len(plan.methods)} encodings x {plan.seeds} seed{'s' if plan.seeds > 1 else ''}"
+    grid = f"{_count(len(plan.methods), 'encoding')} x {_count(plan.seeds, 'seed')} = {_count(runs, 'run')}"
     print(
-        f"{grid} = {runs} runs{finished}, {jobs} at a time, into {plan.out}\n"
+        f"{grid}{finished}, {jobs} at a time, into {plan.out}\n"
         f"train: {config.steps} steps of {config.batch} x {config.train_length} tokens, 2 to {config.pairs} pairs of "
         f"{config.keys} keys and {config.keys} values; {config.layers} layers, width {config.width}, "
         f"{config.heads} heads\n"
         f"test: {', '.join(map(str, config.lengths))} tokens, {config.samples} sequences each",
         flush=True,
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _run(plan: "Plan", todo: Sequence[Any], jobs: int) -> dict[str, str]:

@@ -145,7 +145,7 @@ def test_rows(trainer_in, monkeypatch):
 def test_the_task_can_be_learned(trainer_in):
     """A little one, in a few seconds: nothing else shows that questions and answers belong together."""
     config = replace(TINY, keys=6, pairs=2, test_pairs=(2,), depths=(0.0, 1.0), lengths=(20,), train_length=12)
-    config = replace(config, width=48, heads=2, steps=250, batch=32, lr=3e-3, samples=40)
+    config = replace(config, width=48, heads=2, steps=200, batch=32, lr=3e-3, samples=40)
     trainer = trainer_in(config=config)
     assert run_until(trainer, -1)
     values = Counter({row.extra.get("depth"): row.value for row in measure(trainer, run="r", extra={})})
