@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from dape.che import worker
-from dape.che.config import CheConfig
+from dape.che.config import CheConfig, Subject
 from dape.che.encoder import encoder_for
 from dape.che.learn import (
-    Subject,
     Trainer,
     as_rows,
     count_correct,

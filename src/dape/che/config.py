@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args
 from dape.che.tasks.catalogue import Compat
 from dape.errors import UsageError
 
-Scale = Literal["paper", "cpu"]
-WIDTHS: dict[Scale, int] = {"paper": 256, "cpu": 64}
+Scale = Literal["paper", "cpu", "custom"]
+WIDTHS: dict[str, int] = {"paper": 256, "cpu": 64}
 """64 is what DeepMind's own example uses."""
 LONGEST = 500
 PAPER_STEPS, PAPER_SAMPLES = 200_000, 512
@@ -90,6 +90,20 @@ class CheConfig:
             raise UsageError(
                 f"--lengths needs at least one length up to {self.train_length}: there the learning rate is chosen"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Which run."""
+
+    task: str
+    method: str
+    seed: int
+    lr: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.method}-lr{self.lr:g}-seed{self.seed}"
 
 
 def check_rates(rates: tuple[float, ...]) -> None:

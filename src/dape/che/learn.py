@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dape.che.config import CheConfig
+from dape.che.config import CheConfig, Subject
 from dape.che.encoder import Encoder, encoder_for, model_input, total_length
 from dape.che.tasks.base import Sample, Task
 from dape.che.tasks.catalogue import load
@@ -38,20 +38,6 @@ GROUP = 64
 TOKENS_AT_ONCE = 1 << 14
 """In tests: keeps the largest arrays of the paper's model below 100 MB each."""
 LOG_EVERY, SAVE_SECONDS = 50, 120.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """Which run."""
-
-    task: str
-    method: str
-    seed: int
-    lr: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.task}-{self.method}-lr{self.lr:g}-seed{self.seed}"
 
 
 def train_config(config: CheConfig, subject: Subject) -> TrainConfig:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dape.che.config import CheConfig
+from dape.che.config import CheConfig, Subject
 from dape.evaluation.records import append_rows, read_rows
 from dape.files import locked, write_text
 from dape.sweep.worker import JOB, PROGRESS, ROWS, STOPPED
@@ -50,7 +50,7 @@ def main(folder: Path) -> int:
 def _work(folder: Path, stop: Callable[[], bool]) -> int:
     import torch
 
-    from dape.che.learn import Subject, Trainer
+    from dape.che.learn import Trainer
 
     job = Job.read(folder)
     torch.set_num_threads(job.threads)

@@ -16,7 +16,7 @@ from dape.bench.attention import AttentionBench
 from dape.bench.attention import run as bench_attention
 from dape.bench.train import TrainBench
 from dape.bench.train import run as bench_train
-from dape.cli import compare, evaluate, generate, probe, train
+from dape.cli import che, compare, evaluate, generate, probe, train
 from dape.cli.list_encodings import ListEncodings, list_encodings
 from dape.cli.prepare import Prepare, prepare
 
@@ -126,6 +126,17 @@ COMMANDS = [
             "runs/dape-kerple-64-seed0 --lengths 256 1024 --tasks passkey": "a pass key in held-out text",
             "--train": "small models that learn to recall pairs, tested up to 32 times their training length",
             "--train --methods rope dape-alibi --seeds 3 --out runs/recall": "other encodings, several seeds",
+        },
+    ),
+    Command(
+        "che",
+        che.Che,
+        che.run,
+        examples={
+            "--budget 5 --tasks even_pairs,missing_duplicate --methods randomized-alibi,dape-alibi": "on a laptop",
+            "--scale cpu --steps 5000 --lr 1e-3 --stride 20 --tasks reverse --methods paper": "smaller than the paper",
+            "--tasks paper --methods paper --seeds 3 --steps 200000 --lr 1e-4,3e-4,5e-4": "the paper's table: days",
+            "--show stack_manipulation": "what a task looks like",
         },
     ),
     Command(

@@ -1,0 +1,220 @@
+"""Tables and figures of the Chomsky-hierarchy benchmark: functions of cells. Loads rich or matplotlib when called."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dape.che.config import PAPER_SAMPLES, PAPER_STEPS, WIDTHS, CheConfig
+from dape.che.plan import in_short
+from dape.che.summary import Cell
+from dape.che.tasks.catalogue import TASKS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+HEADERS = ("task", "method", "lr", "1-{train}", "mean", "std", "max", "paper", "chance")
+
+# In inches.
+CELL_WIDTH, CELL_HEIGHT = 0.52, 0.32
+PANEL_WIDTH, PANEL_HEIGHT, GAP, ACROSS = 2.4, 1.7, 0.4, 3
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+def cell_texts(cell: Cell) -> tuple[str, ...]:
+    std = "-" if cell.std is None else f"{100 * cell.std:.2f}"
+    paper = "-" if cell.paper is None else f"{100 * cell.paper:.2f}"
+    numbers = (cell.familiar, cell.mean)
+    return (
+        cell.task,
+        cell.method,
+        f"{cell.lr:g}",
+        *(f"{100 * value:.2f}" for value in numbers),
+        std,
+        f"{100 * cell.best:.2f}",
+        paper,
+        f"{100 * cell.chance:.0f}",
+    )
+
+
+def headers(config: CheConfig) -> list[str]:
+    return [header.format(train=config.train_length) for header in HEADERS]
+
+
+def terminal_table(cells: Sequence[Cell], config: CheConfig) -> "Table":
+    """One line per task and method, the best mean of a task in bold."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for place, header in enumerate(headers(config)):
+        table.add_column(header, justify="left" if place < 2 else "right", no_wrap=True)
+    best = best_of(cells)
+    previous = None
+    for cell in cells:
+        if previous not in (None, cell.task):
+            table.add_section()
+        task, *rest = cell_texts(cell)
+        style = "bold" if cell.mean == best[cell.task] else ""
+        table.add_row("" if previous == cell.task else task, *(Text(text, style) for text in rest))
+        previous = cell.task
+    return table
+
+
+def markdown(cells: Sequence[Cell], config: CheConfig, *, seeds: int, reduced: Sequence[str]) -> str:
+    names = headers(config)
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * 2}{'---:|' * (len(names) - 2)}"]
+    best = best_of(cells)
+    for cell in cells:
+        texts = list(cell_texts(cell))
+        if cell.mean == best[cell.task]:
+            texts[4] = f"**{texts[4]}**"
+        lines.append(f"| {' | '.join(texts)} |")
+    words = "\n".join(f"- {sentence}" for sentence in conditions(config, seeds=seeds, reduced=reduced))
+    return "\n".join(lines) + f"\n\n{words}\n"
+
+
+def best_of(cells: Sequence[Cell]) -> dict[str, float]:
+    return {task: max(cell.mean for cell in cells if cell.task == task) for task in {cell.task for cell in cells}}
+
+
+def conditions(config: CheConfig, *, seeds: int, reduced: Sequence[str]) -> list[str]:
+    """Under which the numbers were found, in sentences."""
+    trained, several = config.train_length, "s" if seeds > 1 else ""
+    sentences = [
+        f"Accuracy in percent. Trained for {config.steps} steps of {config.batch} examples of 1 to {trained} tokens; "
+        f"{config.layers} layers, width {config.width}, {config.heads} heads (scale {config.scale}).",
+        f"mean, std, max: over {seeds} seed{several}, of the mean accuracy at lengths "
+        f"{in_short(config.scored_lengths)}, {config.samples} examples each.",
+        f"lr was chosen by accuracy at lengths 1 to {trained}, shown in the column 1-{trained}.",
+        f"paper: width {WIDTHS['paper']}, {PAPER_STEPS} steps, lengths 41 to 500; it does not say whether these are "
+        "means or maxima over seeds.",
+    ]
+    if config.compat:
+        sentences.append("As DeepMind's program: dropout in tests, score from length 42 on, its order in odds_first.")
+    return sentences + [f"Reduced: {text}." for text in reduced]
+
+
+def reductions(config: CheConfig, *, seeds: int, rates: Sequence[float], all_rates: int) -> list[str]:
+    """What is smaller here than in the paper, or than recommended."""
+    full = range(config.train_length + 1, 501)
+    missing = sorted(set(full) - set(config.lengths))
+    found = {
+        f"width {config.width} instead of {WIDTHS['paper']}": config.width < WIDTHS["paper"],
+        f"{config.steps} training steps instead of {PAPER_STEPS}": config.steps < PAPER_STEPS,
+        f"{len(config.scored_lengths)} test lengths instead of {len(full)}": bool(missing),
+        f"{config.samples} test examples per length instead of {PAPER_SAMPLES}": config.samples < PAPER_SAMPLES,
+        f"{seeds} seed{'s' if seeds > 1 else ''} instead of at least 3": seeds < 3,
+        f"learning rate {', '.join(f'{lr:g}' for lr in rates)} instead of the best of {all_rates}": len(rates)
+        < all_rates,
+    }
+    return [text for text, holds in found.items() if holds]
+
+
+# Figures -------------------------------------------------------------------------------------------------------------
+
+
+def score_map(cells: Sequence[Cell], config: CheConfig, *, reduced: Sequence[str] = ()) -> "Figure":
+    """Tasks by methods: mean accuracy beyond the training length, coloured from guessing to perfect."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    from dape.report.drawing import CAPTION_LINE, caption_lines, our_style, write_caption
+
+    tasks, methods = (list(dict.fromkeys(names)) for names in zip(*((c.task, c.method) for c in cells), strict=True))
+    left, right, above = 1.9, 0.3, 1.5
+    width = max(left + right + CELL_WIDTH * len(methods), 5.0)
+    lines = caption_lines(_map_caption(config, reduced), width)
+    below = 0.2 + CAPTION_LINE * len(lines)
+    height = above + below + CELL_HEIGHT * len(tasks)
+    with our_style():
+        figure = Figure(figsize=(width, height))
+        box = (CELL_WIDTH * len(methods) / width, CELL_HEIGHT * len(tasks) / height)
+        panel = figure.add_axes((left / width, below / height, *box))
+        _label_map(panel, tasks, methods)
+        colours = colormaps["cividis"]
+        for cell in cells:
+            x, y = methods.index(cell.method), tasks.index(cell.task)
+            shade = max(0.0, (cell.mean - cell.chance) / (1 - cell.chance))
+            panel.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=colours(shade), linewidth=0)
+            ink = "white" if shade < 0.6 else "black"
+            panel.text(x, y, f"{100 * cell.mean:.1f}", ha="center", va="center", fontsize=7, color=ink)
+        write_caption(figure, lines)
+    return figure
+
+
+def _label_map(panel: "Axes", tasks: Sequence[str], methods: Sequence[str]) -> None:
+    panel.set_xticks(range(len(methods)), labels=methods, rotation=45, ha="left", rotation_mode="anchor")
+    panel.set_yticks(range(len(tasks)), labels=[TASKS[task].title for task in tasks])
+    panel.xaxis.tick_top()
+    panel.tick_params(length=0)
+    panel.set_xlim(-0.5, len(methods) - 0.5)
+    panel.set_ylim(len(tasks) - 0.5, -0.5)
+    for spine in panel.spines.values():
+        spine.set_visible(False)
+
+
+def _map_caption(config: CheConfig, reduced: Sequence[str]) -> str:
+    text = (
+        f"Accuracy in percent at lengths {in_short(config.scored_lengths)}, trained up to {config.train_length}: "
+        "mean over seeds. Dark: guessing, light: perfect."
+    )
+    return text + (f" Reduced: {'; '.join(reduced)}." if reduced else "")
+
+
+def length_figure(cells: Sequence[Cell], config: CheConfig, *, reduced: Sequence[str] = ()) -> "Figure":
+    """One panel per task: accuracy against length, a line per method."""
+    from matplotlib.figure import Figure
+
+    from dape.report.drawing import CAPTION_LINE, caption_lines, our_style, write_caption
+    from dape.report.looks import looks
+
+    tasks, methods = (list(dict.fromkeys(names)) for names in zip(*((c.task, c.method) for c in cells), strict=True))
+    across, styles = min(ACROSS, len(tasks)), looks(methods)
+    down = math.ceil(len(tasks) / across)
+    width = 0.5 + across * (PANEL_WIDTH + GAP) + 1.9
+    lines = caption_lines(_length_caption(config, reduced), width)
+    below = 0.25 + CAPTION_LINE * len(lines)
+    height = below + down * (PANEL_HEIGHT + 0.65)
+    with our_style():
+        figure = Figure(figsize=(width, height))
+        for place, task in enumerate(tasks):
+            row, column = divmod(place, across)
+            at = (0.5 + column * (PANEL_WIDTH + GAP), below + (down - 1 - row) * (PANEL_HEIGHT + 0.65) + 0.35)
+            panel = figure.add_axes((at[0] / width, at[1] / height, PANEL_WIDTH / width, PANEL_HEIGHT / height))
+            _draw_task(panel, task, [cell for cell in cells if cell.task == task], styles, config)
+            if place + across >= len(tasks):
+                panel.set_xlabel("length")
+        handles = [figure.axes[0].plot([], [], label=method, **_stroke(styles[method]))[0] for method in methods]
+        figure.legend(handles=handles, loc="upper right", frameon=False, fontsize=7.5, bbox_to_anchor=(1, 0.97))
+        write_caption(figure, lines)
+    return figure
+
+
+def _draw_task(panel: "Axes", task: str, cells: Sequence[Cell], styles: dict, config: CheConfig) -> None:
+    panel.set_title(TASKS[task].title, loc="left", fontsize=8.5)
+    panel.axhline(100 * TASKS[task].chance, color="#AAAAAA", linewidth=0.8, linestyle=(0, (1, 2)))
+    panel.axvline(config.train_length, color="#888888", linewidth=0.9, linestyle=(0, (2, 2)))
+    for cell in cells:
+        lengths, values = zip(*cell.curve.items(), strict=True)
+        panel.plot(lengths, [100 * value for value in values], **_stroke(styles[cell.method]))
+    lowest = min(value for cell in cells for value in (cell.chance, *cell.curve.values()))
+    panel.set_ylim(100 * lowest - 5, 102)
+    panel.set_xlim(0, max(config.lengths) * 1.02)
+
+
+def _stroke(look) -> dict:
+    """Without markers: there may be hundreds of lengths."""
+    line = look.line()
+    return {name: line[name] for name in ("color", "linestyle", "linewidth")}
+
+
+def _length_caption(config: CheConfig, reduced: Sequence[str]) -> str:
+    text = (
+        f"Accuracy in percent by length of the input, mean over seeds; dashed upright: longest in training "
+        f"({config.train_length}); dotted across: guessing."
+    )
+    return text + (f" Reduced: {'; '.join(reduced)}." if reduced else "")
