@@ -127,7 +127,17 @@ class Trainer:
         return self.step == self.train.steps
 
     def take_step(self) -> dict[str, Any]:
+        """What there is to log, on the steps that are logged."""
         sample = training_batch(self.config, self.task, seed=self.subject.seed, step=self.step)
+        loss, logits = self.update(sample)
+        self.step += 1
+        if self.step % LOG_EVERY and self.step not in (1, self.train.steps):
+            return {}
+        right, counted = count_correct(logits, sample)
+        return {"step": self.step, "loss": loss, "accuracy": right / counted}
+
+    def update(self, sample: Sample) -> tuple[float, Tensor]:
+        """Forward, backward, Adam; the loss and the logits before."""
         noise = seeded(TRAIN, self.subject.seed, self.step, device=self.device)
         positions = seeded(TRAIN, self.subject.seed, self.step, 1)
         tokens, outputs = as_tokens(sample, self.config, self.task, self.device)
@@ -143,11 +153,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.project_()
-        self.step += 1
-        if self.step % LOG_EVERY and self.step not in (1, self.train.steps):
-            return {}
-        right, counted = count_correct(logits.detach(), sample)
-        return {"step": self.step, "loss": loss.item(), "accuracy": right / counted}
+        return loss.item(), logits.detach()
 
 
 def as_tokens(sample: Sample, config: CheConfig, task: Task, device: torch.device) -> tuple[Tensor, int]:

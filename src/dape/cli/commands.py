@@ -14,6 +14,8 @@ from typing import Any
 
 from dape.bench.attention import AttentionBench
 from dape.bench.attention import run as bench_attention
+from dape.bench.che import CheBench
+from dape.bench.che import run as bench_che
 from dape.bench.train import TrainBench
 from dape.bench.train import run as bench_train
 from dape.cli import che, compare, evaluate, generate, probe, train
@@ -158,6 +160,16 @@ COMMANDS = [
             "": "the tiny model at 64 and 128 tokens",
             "--preset 350m-slice --encodings kerple dape-kerple": "what DAPE costs in a larger model",
             "--encodings plain-gpt rope --threads 1 --json rope.json": "this package against PyTorch's own attention",
+        },
+    ),
+    Command(
+        "bench che",
+        CheBench,
+        bench_che,
+        examples={
+            "--quick": "three tasks at one length",
+            "--threads 2 --json che.json": "all tasks at the paper's shape, results kept",
+            "--width 64 --methods randomized-alibi dape-fire": "the small model of `dape che --scale cpu`",
         },
     ),
 ]
