@@ -382,7 +382,9 @@ def steps_of(out: Path) -> list[int]:
 
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for processes in /proc")
-MANY = ("--steps", "400", "--save-every", "100000")
+STEPS = 1500
+"""So many that neither run ends before the other has begun."""
+MANY = ("--steps", str(STEPS), "--save-every", "100000")
 
 
 @LINUX
@@ -396,7 +398,7 @@ def test_interrupted_and_continued(start, tmp_path):
     assert child.returncode == 130, errors
     assert workers(tmp_path / "out") == []
     assert f"continue with: dape compare --resume --out {tmp_path / 'out'}" in errors and "Traceback" not in errors
-    assert all(find(tmp_path / "out/runs" / name).name != "step-00000400" for name in ("rope-seed0", "kerple-seed0"))
+    assert all(find(tmp_path / "out/runs" / name).name != f"step-{STEPS:08}" for name in ("rope-seed0", "kerple-seed0"))
 
     argv = ["compare", "--resume", "--out", str(tmp_path / "out"), "--jobs", "1", "--log-every", "1"]
     again = subprocess.run([sys.executable, "-m", "dape", *argv], capture_output=True, text=True)
@@ -409,7 +411,7 @@ def test_interrupted_and_continued(start, tmp_path):
         )
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
         lines = [line["step"] for line in read_metrics(tmp_path / "out/runs" / name) if "loss" in line]
-        assert lines == list(range(1, 401))
+        assert lines == list(range(1, STEPS + 1))
 
 
 @LINUX

@@ -28,9 +28,9 @@ def cache(tmp_path, monkeypatch) -> Path:
 def unbuilt(monkeypatch):
     """As in a process that has not tried yet."""
     monkeypatch.setattr(library, "load", library.load.__wrapped__)
-    available._why_not_built.cache_clear()
+    available._try.cache_clear()
     yield
-    available._why_not_built.cache_clear()
+    available._try.cache_clear()
 
 
 @needs_compiler

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from dape.ops.attention.fused.run import Attention, Term, Terms, outputs
 
-BLOCK_BYTES = 32 << 20
+BLOCK_BYTES = 24 << 20
 """Of the terms of a block of rows."""
-FEWEST_ROWS = 32
+FEWEST_ROWS = 16
 
 
 @dataclass(frozen=True)

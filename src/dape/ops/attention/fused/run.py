@@ -39,7 +39,8 @@ class Term:
     @classmethod
     def by_cell(cls, x: Float[Tensor, "c #i r k"], beyond: float) -> "Term":
         """Evaluated for every row and key, shared by the items or one for each; ``beyond`` the last key."""
-        data = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % library.lanes()), value=beyond).contiguous()
+        data, missing = x.float(), -x.shape[-1] % library.lanes()
+        data = (torch.nn.functional.pad(data, (0, missing), value=beyond) if missing else data).contiguous()
         return cls(data, x.shape[3], start=0, item=data.stride(1) if x.shape[1] > 1 else 0, row=data.stride(2))
 
     def view(self, data: Tensor | None = None) -> library.View:
