@@ -190,4 +190,4 @@ def dropped(x: Tensor, p: float, noise: torch.Generator) -> Tensor:
         return x
     words = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device)
     lanes = words.random_(-(2**63), None, generator=noise).view(torch.int16)[: x.numel()].view(x.shape)
-    return (x * (lanes >= count - 2**15)) * (2**16 / (2**16 - count))
+    return x * (lanes >= count - 2**15).to(x.dtype).mul_(2**16 / (2**16 - count))
