@@ -172,19 +172,23 @@ inline void cell_block(long rows, long width, const float* x, long x_row, const 
     for (int n = 0; n < N; n++) store(total + m * t_row + n * LANES, sums[m][n]);
 }
 
-void cell_products(long M, long N, long rows, long width, const float* x, long x_row, const float* y, long y_row, float* total) {
+template <int M>
+void cell_rows(long N, long rows, long width, const float* x, long x_row, const float* y, long y_row, float* total) {
   const long t_row = N * LANES;
-  long m = 0;
-  for (; m + 4 <= M; m += 4) {
-    long n = 0;
-    for (; n + 3 <= N; n += 3)
-      cell_block<4, 3>(rows, width, x + m * x_row, x_row, y + n * y_row, y_row, total + m * t_row + n * LANES, t_row);
-    for (; n < N; n++)
-      cell_block<4, 1>(rows, width, x + m * x_row, x_row, y + n * y_row, y_row, total + m * t_row + n * LANES, t_row);
+  for (long n = 0; n < N;) {
+    const float* from = y + n * y_row;
+    float* to = total + n * LANES;
+    const long left = N - n;
+    if (left == 3 || left >= 5) cell_block<M, 3>(rows, width, x, x_row, from, y_row, to, t_row), n += 3;
+    else if (left >= 2) cell_block<M, 2>(rows, width, x, x_row, from, y_row, to, t_row), n += 2;
+    else cell_block<M, 1>(rows, width, x, x_row, from, y_row, to, t_row), n += 1;
   }
-  for (; m < M; m++)
-    for (long n = 0; n < N; n++)
-      cell_block<1, 1>(rows, width, x + m * x_row, x_row, y + n * y_row, y_row, total + m * t_row + n * LANES, t_row);
+}
+
+void cell_products(long M, long N, long rows, long width, const float* x, long x_row, const float* y, long y_row, float* total) {
+  long m = 0;
+  for (; m + 4 <= M; m += 4) cell_rows<4>(N, rows, width, x + m * x_row, x_row, y, y_row, total + m * N * LANES);
+  for (; m < M; m++) cell_rows<1>(N, rows, width, x + m * x_row, x_row, y, y_row, total + m * N * LANES);
 }
 
 }  // namespace
