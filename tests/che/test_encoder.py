@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from dape.che.config import PAPER_METHODS, CheConfig
 from dape.che.encoder import Block, Encoder, dropped, encoder_for, haiku_init_, model_input, shape_for, total_length
 from dape.che.tasks.catalogue import TASKS, load
+from dape.positional.catalogue import RANDOMIZED, encodings
 from dape.positional.grid import Grid
 from dape.positional.positions import Draw, draw_positions
 
@@ -158,6 +159,22 @@ def test_answers_alone_are_those_of_all_tokens(method):
     every = model(tokens(), COUNT, encodings=encodings)
     for outputs in (1, 4):
         torch.testing.assert_close(model(tokens(), outputs, encodings=encodings), every[:, -outputs:])
+
+
+EVERY = [prefix + name for name, entry in encodings().items() if entry.bidirectional for prefix in ("", RANDOMIZED)]
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_any_encoding_that_looks_both_ways_can_be_used(method):
+    """Answers are finite, every parameter of the encoding is reached, and parts of a batch do not mix."""
+    model = model_for(method)
+    encodings = model.drawn_encodings(COUNT, torch.Generator().manual_seed(0))
+    out = model(tokens(), OUTPUTS, encodings=encodings)
+    assert out.shape == (2, OUTPUTS, 5) and out.isfinite().all()
+    torch.testing.assert_close(model(tokens()[:1], OUTPUTS, encodings=encodings), out[:1])
+    out.square().sum().backward()
+    untouched = [name for name, p in model.encodings.named_parameters() if p.grad is None]
+    assert not untouched
 
 
 # Positions -----------------------------------------------------------------------------------------------------------
