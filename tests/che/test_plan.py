@@ -116,6 +116,15 @@ def test_markdown_names_conditions_and_marks_the_best():
     assert "0.001 instead of the best of 3" in text
 
 
+def test_what_was_not_learned_is_named():
+    rows = rows_of(subject(), 0.55, (0.9, 0.9)) + rows_of(subject(method="alibi"), 0.8, (0.5, 0.5))
+    cells = cells_of(rows, methods=["dape-alibi", "alibi"])
+    (sentence,) = chomsky.not_learned(cells)
+    assert sentence.startswith("even_pairs was hardly learned by dape-alibi: ")
+    assert sentence in chomsky.markdown(cells, CONFIG, seeds=1, reduced=[])
+    assert not chomsky.not_learned(cells[1:])
+
+
 def test_nothing_is_reduced_in_the_papers_settings():
     assert chomsky.reductions(CheConfig(), seeds=3, rates=[1, 2, 3], all_rates=3) == []
 

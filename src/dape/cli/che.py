@@ -428,7 +428,7 @@ def _report(plan: "Plan", failures: dict[str, str]) -> int:
     save_figure(chomsky.score_map(cells, plan.config, reduced=less), plan.out / "scores")
     open_console().print(chomsky.terminal_table(cells, plan.config))
     print()
-    for sentence in chomsky.conditions(plan.config, seeds=plan.seeds, reduced=less):
+    for sentence in [*chomsky.conditions(plan.config, seeds=plan.seeds, reduced=less), *chomsky.not_learned(cells)]:
         print(sentence)
     print(f"wrote results.jsonl, table.md, lengths.png, lengths.svg, scores.png, scores.svg in {plan.out}")
     return 1 if failures else 0

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 HEADERS = ("task", "method", "lr", "1-{train}", "mean", "std", "max", "paper", "chance")
 
+LEARNED = 0.2
+"""Part of the way from guessing to perfect."""
+
 # In inches.
 CELL_WIDTH, CELL_HEIGHT = 0.52, 0.32
 PANEL_WIDTH, PANEL_HEIGHT, GAP, ACROSS = 2.4, 1.7, 0.4, 3
@@ -73,7 +76,8 @@ def markdown(cells: Sequence[Cell], config: CheConfig, *, seeds: int, reduced: S
         if cell.mean == best[cell.task]:
             texts[4] = f"**{texts[4]}**"
         lines.append(f"| {' | '.join(texts)} |")
-    words = "\n".join(f"- {sentence}" for sentence in conditions(config, seeds=seeds, reduced=reduced))
+    sentences = [*conditions(config, seeds=seeds, reduced=reduced), *not_learned(cells)]
+    words = "\n".join(f"- {sentence}" for sentence in sentences)
     return "\n".join(lines) + f"\n\n{words}\n"
 
 
@@ -96,6 +100,19 @@ def conditions(config: CheConfig, *, seeds: int, reduced: Sequence[str]) -> list
     if config.compat:
         sentences.append("As DeepMind's program: dropout in tests, score from length 42 on, its order in odds_first.")
     return sentences + [f"Reduced: {text}." for text in reduced]
+
+
+def not_learned(cells: Sequence[Cell]) -> list[str]:
+    """A sentence for each task that some method hardly solves even where it was trained."""
+    poor: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.familiar - cell.chance < LEARNED * (1 - cell.chance):
+            poor.setdefault(cell.task, []).append(cell.method)
+    return [
+        f"{task} was hardly learned by {', '.join(methods)}: little more than guessing even in distribution. What they "
+        "do at greater lengths says nothing about their encodings; train with more steps."
+        for task, methods in poor.items()
+    ]
 
 
 def reductions(config: CheConfig, *, seeds: int, rates: Sequence[float], all_rates: int) -> list[str]:
