@@ -125,6 +125,12 @@ def test_what_was_not_learned_is_named():
     assert not chomsky.not_learned(cells[1:])
 
 
+def test_a_smaller_batch_or_mixer_is_named():
+    found = chomsky.reductions(CheConfig(batch=32, hidden=16, layers=2), seeds=3, rates=[1, 2, 3], all_rates=3)
+    names = ("2 layers instead of 5", "16 hidden units of f instead of 64", "32 examples a step instead of 128")
+    assert found == list(names)
+
+
 def test_nothing_is_reduced_in_the_papers_settings():
     assert chomsky.reductions(CheConfig(), seeds=3, rates=[1, 2, 3], all_rates=3) == []
 
