@@ -210,9 +210,12 @@ struct Call {
   View fixed, pre;       // static and pre: "head" is the stride of their channels; absent if `at` is null
   const float* mask;     // [batch, keys padded to BLOCK]: 0 or -inf; or null
   View q;                // packed rows
-  const float *k_panels, *v_rows;  // packed
+  const float *k_panels, *v_rows;  // packed; or, if null:
+  View k, v;             // as they are
   View out;
   View lse;  // its rows are numbers
+  long splits;   // decoding: parts that the keys are cut into
+  float* parts;  // decoding: [batch, splits, heads, rows of a tile, padded value width + 2]
 };
 
 struct Backward {
@@ -267,7 +270,7 @@ struct Shape {
   long plane;   // numbers of one head's tile
   explicit Shape(const Call& c) {
     const long bytes = 4 * c.heads * (BLOCK + padded(most(c.width, c.value_width)));
-    rows = most(8, least(MOST_ROWS, TILE_BYTES / bytes / 4 * 4));
+    rows = least(c.queries, most(8, least(MOST_ROWS, TILE_BYTES / bytes / 4 * 4)));
     plane = rows * BLOCK + 16;  // heads a power of two apart would compete for the same lines of the cache
   }
   long blocks(const Call& c) const { return (c.queries + rows - 1) / rows; }
@@ -291,17 +294,48 @@ struct Scratch {
   }
 };
 
+
 inline float* number(const View& x, long item, long head, long row) { return x.at + item * x.item + head * x.head + row * x.row; }
 inline const float* term(const View& t, long item, long row, long key) { return t.at + item * t.item + row * t.row + key; }
+inline long groups(const Call& c) { return c.heads / c.kv_heads; }
+inline long key_blocks(const Call& c) { return (c.keys + BLOCK - 1) / BLOCK; }
 
 // Scores of all heads: rows i0... of a tile against a block of keys, `width` of them (padded).
-void scores(const Call& c, const Shape& s, long b, long i0, long rows, long block, long width, float* S) {
-  const long group = c.heads / c.kv_heads, blocks = (c.keys + BLOCK - 1) / BLOCK;
+void scores(const Call& c, const Shape& s, long b, long i0, long rows, long key, long width, float* S) {
   for (long h = 0; h < c.heads; h++) {
-    const float* panel = c.k_panels + ((b * c.kv_heads + h / group) * blocks + block) * BLOCK * c.width;
-    product<SET>(rows, width, c.width, c.q.at + b * c.q.item + h * c.q.head + i0 * c.q.row, c.q.row, 1, panel, BLOCK,
-                 S + h * s.plane, BLOCK);
+    const float* panel = c.k_panels + ((b * c.kv_heads + h / groups(c)) * key_blocks(c) * BLOCK + key) * c.width;
+    product<SET>(rows, width, c.width, number(c.q, b, h, i0), c.q.row, 1, panel, BLOCK, S + h * s.plane, BLOCK);
   }
+}
+
+inline float dot(const float* x, const float* y, long width) {
+  Vec sums{};
+  long n = 0;
+  for (; n + LANES <= width; n += LANES) sums += load(x + n) * load(y + n);
+  float total = sum(sums);
+  for (; n < width; n++) total += x[n] * y[n];
+  return total;
+}
+
+// The same from keys as they are: for a few rows packing them would cost more than it saves.
+void scores_of_rows(const Call& c, const Shape& s, long b, long i0, long rows, long key, long width, float* S) {
+  const long count = least(width, c.keys - key);
+  for (long h = 0; h < c.heads; h++)
+    for (long r = 0; r < rows; r++) {
+      float* to = S + h * s.plane + r * BLOCK;
+      for (long n = 0; n < count; n++) to[n] = dot(number(c.q, b, h, i0 + r), number(c.k, b, h / groups(c), key + n), c.width);
+      for (long n = count; n < width; n++) to[n] = 0.0f;
+    }
+}
+
+// O += P v for values as they are.
+void add_values(const Call& c, long b, long h, long rows, long key, long count, const float* P, float* O) {
+  const long e = padded(c.value_width), vectors = c.value_width / LANES * LANES;
+  const float* v = number(c.v, b, h / groups(c), key);
+  if (vectors) product<ADD>(rows, vectors, count, P, BLOCK, 1, v, c.v.row, O, e);
+  for (long r = 0; r < rows; r++)
+    for (long n = 0; n < count; n++)
+      for (long x = vectors; x < c.value_width; x++) O[r * e + x] += P[r * BLOCK + n] * v[n * c.v.row + x];
 }
 
 // One row of a tile: hidden units [hidden, ...] into H, and masked logits into L, which may be S.
@@ -319,7 +353,7 @@ void mix(const Call& c, const Shape& s, long b, long i, long key, long width, co
       }
   }
   if (c.mask == nullptr) return;
-  const float* mask = c.mask + b * ((c.keys + BLOCK - 1) / BLOCK * BLOCK) + key;
+  const float* mask = c.mask + b * key_blocks(c) * BLOCK + key;
   for (long h = 0; h < c.heads; h++)
     for (long n = 0; n < width; n += LANES) store(L + h * s.plane + n, load(L + h * s.plane + n) + load(mask + n));
 }
@@ -350,16 +384,16 @@ inline void weigh(float* L, long width, long whole, float& top, float& total, fl
   top = now;
 }
 
-void forward_tile(const Call& c, const Shape& s, long b, long i0, float* S, float* H, float* O, Running run) {
-  const long rows = least(s.rows, c.queries - i0), e = padded(c.value_width), group = c.heads / c.kv_heads;
-  const long keys = seen(c, i0 + rows - 1), blocks = (c.keys + BLOCK - 1) / BLOCK;
-  std::memset(O, 0, 4 * c.heads * s.rows * e);
-  for (long x = 0; x < c.heads * s.rows; x++) run.top[x] = LOWEST, run.total[x] = 0;
-  for (long key = 0; key < keys; key += BLOCK) {
-    const long whole = padded(least(BLOCK, keys - key));
-    scores(c, s, b, i0, rows, key / BLOCK, whole, S);
+// Keys first ... last of some rows, added to what O and the softmax have seen so far.
+void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long first, long last, float* S, float* H, float* O,
+                Running run) {
+  const long e = padded(c.value_width);
+  const bool packed = c.k_panels != nullptr;
+  for (long key = first; key < last; key += BLOCK) {
+    const long count = least(BLOCK, last - key), whole = padded(count);
+    (packed ? scores : scores_of_rows)(c, s, b, i0, rows, key, whole, S);
     for (long r = 0; r < rows; r++) {
-      const long width = padded(most(0, least(BLOCK, seen(c, i0 + r) - key)));
+      const long width = padded(most(0, least(count, seen(c, i0 + r) - key)));
       if (width) mix(c, s, b, i0 + r, key, width, S + r * BLOCK, H, BLOCK, S + r * BLOCK);
       for (long h = 0; h < c.heads; h++) {
         const long x = h * s.rows + r;
@@ -368,24 +402,71 @@ void forward_tile(const Call& c, const Shape& s, long b, long i0, float* S, floa
     }
     for (long h = 0; h < c.heads; h++) {
       float* o = O + h * s.rows * e;
-      for (long r = 0; key && r < rows; r++) {
+      for (long r = 0; key > first && r < rows; r++) {
         const float factor = run.rescale[h * s.rows + r];
         if (factor != 1.0f)
           for (long n = 0; n < e; n += LANES) store(o + r * e + n, load(o + r * e + n) * factor);
       }
-      const float* v = c.v_rows + ((b * c.kv_heads + h / group) * blocks * BLOCK + key) * e;
+      if (!packed) {
+        add_values(c, b, h, rows, key, count, S + h * s.plane, o);
+        continue;
+      }
+      const float* v = c.v_rows + ((b * c.kv_heads + h / groups(c)) * key_blocks(c) * BLOCK + key) * e;
       product<ADD>(rows, e, whole, S + h * s.plane, BLOCK, 1, v, e, o, e);
     }
   }
+}
+
+void begin(const Call& c, const Shape& s, float* O, Running run) {
+  std::memset(O, 0, 4 * c.heads * s.rows * padded(c.value_width));
+  for (long x = 0; x < c.heads * s.rows; x++) run.top[x] = LOWEST, run.total[x] = 0;
+}
+
+// A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
+void finish_row(const Call& c, long b, long h, long i, const float* O, float top, float total) {
+  total = total < 1e-37f ? 1e-37f : total;
+  float* to = number(c.out, b, h, i);
+  for (long n = 0; n < c.value_width; n++) to[n] = O[n] / total;
+  *number(c.lse, b, h, i) = top + std::log2(total);
+}
+
+void forward_tile(const Call& c, const Shape& s, long b, long i0, float* S, float* H, float* O, Running run) {
+  const long rows = least(s.rows, c.queries - i0), e = padded(c.value_width);
+  begin(c, s, O, run);
+  accumulate(c, s, b, i0, rows, 0, seen(c, i0 + rows - 1), S, H, O, run);
   for (long h = 0; h < c.heads; h++)
     for (long r = 0; r < rows; r++) {
       const long x = h * s.rows + r;
-      // A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
-      const float total = run.total[x] < 1e-37f ? 1e-37f : run.total[x], inverse = 1.0f / total;
-      float* to = c.out.at + b * c.out.item + h * c.out.head + (i0 + r) * c.out.row;
-      for (long n = 0; n < c.value_width; n++) to[n] = O[x * e + n] * inverse;
-      *number(c.lse, b, h, i0 + r) = run.top[x] + std::log2(total);
+      finish_row(c, b, h, i0 + r, O + x * e, run.top[x], run.total[x]);
     }
+}
+
+// One part of the keys, for all rows: there are few.
+void decode_part(const Call& c, const Shape& s, long b, long part, float* S, float* H, float* O, Running run) {
+  const long e = padded(c.value_width), keys = seen(c, c.queries - 1);
+  const long blocks = (keys + BLOCK - 1) / BLOCK, share = (blocks + c.splits - 1) / c.splits * BLOCK;
+  begin(c, s, O, run);
+  accumulate(c, s, b, 0, c.queries, least(keys, part * share), least(keys, (part + 1) * share), S, H, O, run);
+  float* to = c.parts + (b * c.splits + part) * c.heads * s.rows * (e + 2);
+  for (long x = 0; x < c.heads * s.rows; x++, to += e + 2) {
+    std::memcpy(to, O + x * e, 4 * e);
+    to[e] = run.top[x], to[e + 1] = run.total[x];
+  }
+}
+
+// The softmax over all keys from those over the parts.
+void join_parts(const Call& c, const Shape& s, long b, long h, long r) {
+  const long e = padded(c.value_width), step = c.heads * s.rows * (e + 2);
+  float* first = c.parts + b * c.splits * step + (h * s.rows + r) * (e + 2);
+  float top = LOWEST, total = 0;
+  for (long part = 0; part < c.splits; part++) top = first[part * step + e] > top ? first[part * step + e] : top;
+  for (long part = 0; part < c.splits; part++) {
+    const float* from = first + part * step;
+    const float factor = std::exp2(from[e] - top);
+    total += from[e + 1] * factor;
+    for (long n = 0; n < e; n++) first[n] = (part ? first[n] : 0.0f) + from[n] * factor;
+  }
+  finish_row(c, b, h, r, first, top, total);
 }
 
 // Backward -----------------------------------------------------------------------------------------------------------
@@ -446,11 +527,11 @@ inline void clear(const Shape& s, long heads, long row, long from, long to, floa
 
 void backward_tile(const Call& c, const Backward& g, const Shape& s, long b, long i0, const Planes& p, const Sums& sums) {
   const long rows = least(s.rows, c.queries - i0), d = padded(c.width), e = padded(c.value_width);
-  const long group = c.heads / c.kv_heads, keys = seen(c, i0 + rows - 1), blocks = (c.keys + BLOCK - 1) / BLOCK;
+  const long group = groups(c), keys = seen(c, i0 + rows - 1), blocks = key_blocks(c);
   std::memset(p.d_q, 0, 4 * c.heads * s.rows * d);
   for (long key = 0; key < keys; key += BLOCK) {
     const long whole = padded(least(BLOCK, keys - key)), block = key / BLOCK;
-    scores(c, s, b, i0, rows, block, whole, p.S);
+    scores(c, s, b, i0, rows, key, whole, p.S);
     for (long h = 0; h < c.heads; h++) {
       const float* panel = g.v_panels + ((b * c.kv_heads + h / group) * blocks + block) * BLOCK * c.value_width;
       product<SET>(rows, whole, c.value_width, g.d_out.at + b * g.d_out.item + h * g.d_out.head + i0 * g.d_out.row,
@@ -505,12 +586,30 @@ void dape_forward(const Call* call) {
   }
 }
 
+// Up to as many rows as a tile has, from k and v as they are.
+void dape_decode(const Call* call) {
+  const Call& c = *call;
+  const Shape s(c);
+#pragma omp parallel num_threads(c.threads)
+  {
+    const long cells = c.heads * s.rows, e = padded(c.value_width);
+    Scratch scratch(c.heads * s.plane + c.hidden * BLOCK + cells * (e + 3) + 256);
+    float *S = scratch.take(c.heads * s.plane), *H = scratch.take(c.hidden * BLOCK), *O = scratch.take(cells * e);
+    const Running run = {scratch.take(cells), scratch.take(cells), scratch.take(cells)};
+#pragma omp for schedule(static)
+    for (long x = 0; x < c.batch * c.splits; x++) decode_part(c, s, x / c.splits, x % c.splits, S, H, O, run);
+#pragma omp for schedule(static)
+    for (long x = 0; x < c.batch * c.heads; x++)
+      for (long r = 0; r < c.queries; r++) join_parts(c, s, x / c.heads, x % c.heads, r);
+  }
+}
+
 void dape_backward(const Call* call, const Backward* backward) {
   const Call& c = *call;
   const Backward& g = *backward;
   const Shape s(c);
-  const long blocks = s.blocks(c), shares = c.batch * g.parts, key_blocks = (c.keys + BLOCK - 1) / BLOCK;
-  const long d = padded(c.width), e = padded(c.value_width), kv_rows = c.kv_heads * key_blocks * BLOCK;
+  const long blocks = s.blocks(c), shares = c.batch * g.parts;
+  const long d = padded(c.width), e = padded(c.value_width), kv_rows = c.kv_heads * key_blocks(c) * BLOCK;
 #pragma omp parallel num_threads(c.threads)
   {
     const long plane = c.heads * s.plane, chunk = c.hidden * CHUNK_ROW, lanes = c.heads * c.hidden * LANES;

@@ -27,8 +27,9 @@ class Call(Structure):
         ("mask", c_void_p),
         ("q", View),
         *((name, c_void_p) for name in ("k_panels", "v_rows")),
-        ("out", View),
-        ("lse", View),
+        *((name, View) for name in ("k", "v", "out", "lse")),
+        ("splits", c_long),
+        ("parts", c_void_p),
     ]
 
 
@@ -57,7 +58,8 @@ def load() -> ctypes.CDLL:
     library.dape_slope.restype = c_float
     assert math.isclose(library.dape_slope(), LEAKY_SLOPE, rel_tol=1e-6)
     library.dape_pack.argtypes = [c_long] * 4 + [View, c_float, c_void_p, c_long, c_long]
-    library.dape_pack.restype = library.dape_forward.restype = library.dape_backward.restype = None
+    for name in ("dape_pack", "dape_forward", "dape_decode", "dape_backward"):
+        getattr(library, name).restype = None
     return library
 
 
@@ -69,6 +71,11 @@ def lanes() -> int:
 @functools.cache
 def block() -> int:
     return int(load().dape_block())
+
+
+def padded(width: int) -> int:
+    """To whole vectors."""
+    return math.ceil(width / lanes()) * lanes()
 
 
 def view(x: Tensor | None) -> View:
@@ -89,7 +96,7 @@ def pack(x: Tensor, layout: int, factor: float = 1.0) -> Tensor:
         x = x.contiguous()
     *front, rows, width = x.shape
     size = block()
-    blocks, wide = math.ceil(rows / size), math.ceil(width / lanes()) * lanes()
+    blocks, wide = math.ceil(rows / size), padded(width)
     shapes = {ROWS: (rows, wide), BLOCKED_ROWS: (blocks * size, wide), PANELS: (blocks, width, size)}
     packed = torch.empty(*front, *shapes[layout], dtype=torch.float32)
     load().dape_pack(*front, rows, width, view(x), factor, packed.data_ptr(), layout, torch.get_num_threads())

@@ -1,6 +1,7 @@
 """Calls of the compiled kernel on torch tensors: everything in float32, on the CPU."""
 
 import ctypes
+import functools
 import math
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from dape.ops.attention.fused import library
 from dape.ops.attention.fused.library import BLOCKED_ROWS, PANELS, ROWS, pack, pointer, view
 
+FEW_ROWS = 8
+"""Up to so many queries, as in decoding, keys and values are read where they are: laying them out would cost more."""
 LOG2_E = math.log2(math.e)
 MAX_PARTS = 16
 """Each share of an item's rows sums its own gradients of k and v; more would cost more memory than they save time."""
@@ -92,10 +95,17 @@ class Attention:
         self.q_shape, self.k_shape, self.value_width = q.shape, k.shape, v.shape[-1]
         self.mixer, self.causal_offset = mixer, causal_offset
         self.threads = torch.get_num_threads()
-        self.k, self.v = k.float(), v.float()
+        self.k, self.v = (x.float() if x.stride(-1) == 1 else x.float().contiguous() for x in (k, v))
         self.q_rows = pack(q.float(), ROWS, LOG2_E / math.sqrt(q.shape[-1]))
-        self.k_panels, self.v_rows = pack(self.k, PANELS), pack(self.v, BLOCKED_ROWS)
         self.mask = self._mask(key_padding_mask)
+
+    @functools.cached_property
+    def k_panels(self) -> Tensor:
+        return pack(self.k, PANELS)
+
+    @functools.cached_property
+    def v_rows(self) -> Tensor:
+        return pack(self.v, BLOCKED_ROWS)
 
     def _mask(self, padding: Tensor | None) -> Tensor | None:
         """-inf at hidden keys, and at those that only fill the last vector."""
@@ -109,7 +119,23 @@ class Attention:
     def forward(self, terms: Terms, out: Tensor, lse: Tensor, first_row: int = 0) -> None:
         """Rows ``first_row`` ... of ``out`` [b, h, rows, e] and ``lse`` [b, h, rows]."""
         call = self._call(terms, first_row, out, lse)
-        library.load().dape_forward(ctypes.byref(call))
+        if self.q_shape[2] > FEW_ROWS:
+            call.k_panels, call.v_rows = self.k_panels.data_ptr(), self.v_rows.data_ptr()
+            library.load().dape_forward(ctypes.byref(call))
+            return
+        call.k, call.v = view(self.k), view(self.v)
+        batch, heads, rows = lse.shape
+        call.splits = self._splits()
+        # Per part of the keys: the output so far, the largest logit and the sum.
+        size = batch * call.splits * heads * rows * (library.padded(self.value_width) + 2)
+        parts = torch.empty(size)
+        call.parts = parts.data_ptr()
+        library.load().dape_decode(ctypes.byref(call))
+
+    def _splits(self) -> int:
+        """So many parts of the keys that every thread has two, if there are enough."""
+        blocks = math.ceil(self.k_shape[2] / library.block())
+        return max(1, min(blocks, math.ceil(2 * self.threads / max(1, self.q_shape[0]))))
 
     def _call(self, terms: Terms, first_row: int, out: Tensor, lse: Tensor) -> library.Call:
         batch, heads, _, width = self.q_shape
@@ -127,8 +153,6 @@ class Attention:
             pre=view(None) if terms.pre is None else terms.pre.view(),
             mask=pointer(self.mask),
             q=view(self.q_rows[:, :, first_row : first_row + rows]),
-            k_panels=self.k_panels.data_ptr(),
-            v_rows=self.v_rows.data_ptr(),
             out=view(out),
             lse=view(lse.unsqueeze(-1)),
         )
@@ -160,6 +184,7 @@ class BackwardPass:
         d_fixed, d_pre = terms.fixed.zeros(of.threads), None if terms.pre is None else terms.pre.zeros(of.threads)
         mixer = of.mixer
         call = of._call(terms, first_row, self.d_q[:, :, part], self.lse[:, :, part])
+        call.k_panels, call.v_rows = of.k_panels.data_ptr(), of.v_rows.data_ptr()
         backward = library.Backward(
             k_rows=self.k_rows.data_ptr(),
             v_panels=self.v_panels.data_ptr(),
