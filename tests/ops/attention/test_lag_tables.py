@@ -82,10 +82,10 @@ def test_extreme_logits_stay_finite():
 @pytest.mark.parametrize("layout", ["plain", "transposed"])
 @pytest.mark.parametrize("mix", [False, True])
 @pytest.mark.parametrize("table_dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_fake_kernels_tell_the_truth(mix, layout, table_dtype, compiled):
+@pytest.mark.parametrize("engine", ["tiles", "cpp"])
+def test_fake_kernels_tell_the_truth(mix, layout, table_dtype, engine):
     """Shapes, dtypes and strides, which torch.compile relies on."""
-    if compiled and (reason := why_not_compiled(torch.empty(0))):
+    if engine == "cpp" and (reason := why_not_compiled(torch.empty(0))):
         pytest.skip(reason)
     inputs = [None if x is None else x.detach() for x in make_inputs(9, 12, mix=mix, dtype=torch.float32).values()]
     if layout == "transposed":  # as models make them: [batch, token, head, width] with two axes swapped
@@ -94,9 +94,9 @@ def test_fake_kernels_tell_the_truth(mix, layout, table_dtype, compiled):
     inputs = [None if x is None else x.requires_grad_() for x in inputs]
     operators = torch.ops.dape
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(operators.lag_attention.default, (*inputs, None, 3, True, compiled), test_utils=tests)
+    torch.library.opcheck(operators.lag_attention.default, (*inputs, None, 3, True, engine), test_utils=tests)
     with torch.no_grad():
-        out, lse = operators.lag_attention(*inputs, None, 3, True, compiled)
-        backward = (torch.ones_like(out), out, lse, *inputs, None, 3, True, compiled)
+        out, lse = operators.lag_attention(*inputs, None, 3, True, engine)
+        backward = (torch.ones_like(out), out, lse, *inputs, None, 3, True, engine)
         tests = ("test_schema", "test_faketensor")
         torch.library.opcheck(operators.lag_attention_backward.default, backward, test_utils=tests)

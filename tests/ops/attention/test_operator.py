@@ -142,7 +142,11 @@ def test_bad_tensors(change, error, message):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        ({"impl": "flash"}, ValueError, "'flash' is not known; choose one of auto, reference, blocked, fused, sdpa"),
+        (
+            {"impl": "flash"},
+            ValueError,
+            "'flash' is not known; choose one of auto, reference, blocked, fused, triton, sdpa",
+        ),
         ({"q_pos": LONG}, ValueError, "both q_pos and k_pos"),
         ({"k_pos": LONG}, ValueError, "both q_pos and k_pos"),
         ({"q_document": LONG}, ValueError, "both q_document and k_document"),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dape.ops.attention.check import check_bias_shape
 from dape.ops.attention.fused import cells
 from dape.ops.attention.fused.run import Attention, Mixer
-from dape.ops.attention.tiles import LOG2_E, Call, TermSums, TileTerms, join_parts, run_backward, run_forward
+from dape.ops.attention.tiles import LOG2_E, Call, Engine, TermSums, TileTerms, join_parts, run_backward, run_forward
 from dape.ops.attention.tiling import Tile
 from dape.positional.base import ScoreForm, accumulation_dtype
 from dape.positional.grid import Grid
@@ -29,23 +29,22 @@ def bias_tile_attention(
     form: ScoreForm,
     grid: Grid,
     *,
-    compiled: bool = False,
+    engine: Engine = "tiles",
 ) -> Float[Tensor, "b h q e"]:
-    """``compiled`` takes the C++ kernel instead of the tile engine."""
+    """``engine``: the tile engine, the C++ kernel or the Triton kernels."""
     mix = form.mix
     weights = (None,) * 5 if mix is None else (mix.wa, mix.wb, mix.b1, mix.w2, mix.b2)
     parameters = () if form.source is None else tuple(form.source.module.parameters())
-    return _apply(form, grid, compiled, q, k, v, *weights, *parameters)
+    return _apply(form, grid, engine, q, k, v, *weights, *parameters)
 
 
 class _BiasTiles(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, form: ScoreForm, grid: Grid, compiled: bool, q, k, v, wa, wb, b1, w2, b2, *parameters):
+    def forward(ctx: Any, form: ScoreForm, grid: Grid, engine: Engine, q, k, v, wa, wb, b1, w2, b2, *parameters):
         source = None if form.source is None else form.source.module
         terms = _BiasTerms(q.shape[1], accumulation_dtype(q.dtype), form, grid, wb, b1, b2, source, ())
-        run = _compiled_forward if compiled else _tile_forward
-        out, lse = run(terms, q, k, v, wa, w2)
-        ctx.form, ctx.grid, ctx.compiled = form, grid, compiled
+        out, lse = _FORWARD[engine](terms, q, k, v, wa, w2)
+        ctx.form, ctx.grid, ctx.engine = form, grid, engine
         ctx.save_for_backward(out, lse, q, k, v, wa, wb, b1, w2, b2, *parameters)
         return out
 
@@ -56,7 +55,7 @@ class _BiasTiles(torch.autograd.Function):
         copy, leaves = _leaf_copy(ctx.form, parameters)
         dtype = accumulation_dtype(q.dtype)
         terms = _BiasTerms(q.shape[1], dtype, ctx.form, ctx.grid, wb, b1, b2, copy, leaves)
-        run = _compiled_backward if ctx.compiled else _tile_backward
+        run = _BACKWARD[ctx.engine]
         (dq, dk, dv, d_wa, d_w2), own = run(terms, grad, out, lse, q, k, v, wa, w2)
         found = (dq, dk, dv, d_wa, own.wb, own.b1, d_w2, own.b2, *own.parameters)
         inputs = (q, k, v, wa, wb, b1, w2, b2, *parameters)
@@ -107,6 +106,35 @@ def _compiled_attention(terms: "_BiasTerms", q, k, v, wa, w2) -> Attention:
     mixer, grid = None if wa is None else Mixer(wa, w2), terms.grid
     return Attention(q, k, v, mixer, causal_offset=_causal_offset(grid), key_padding_mask=grid.key_padding_mask)
 
+
+def _triton_forward(terms: "_BiasTerms", q, k, v, wa, w2) -> tuple[Tensor, Tensor]:
+    from dape.ops.attention.triton_kernels import cells, run
+
+    grid = terms.grid
+    attention = run.Attention(
+        q, k, v, wa, w2, causal_offset=_causal_offset(grid), key_padding_mask=grid.key_padding_mask
+    )
+    return cells.forward(attention, terms.on_rows, q, v)
+
+
+def _triton_backward(terms: "_BiasTerms", grad, out, lse, q, k, v, wa, w2) -> tuple[Found, "_BiasSums"]:
+    from dape.ops.attention.triton_kernels import cells, run
+
+    grid = terms.grid
+    attention = run.Attention(
+        q, k, v, wa, w2, causal_offset=_causal_offset(grid), key_padding_mask=grid.key_padding_mask
+    )
+    found, sums = attention.backward(grad, out, lse), terms.sums()
+    for block in cells.row_blocks(attention):
+        own = terms.on_rows(block, backward=True)
+        rows = found.rows(cells.place(attention, own, block), cells.rows_of(block), block.keys)
+        sums.add(own, *cells.gradients(rows))
+    d_wa, d_w2 = (None, None) if wa is None else (found.d_wa, found.d_w2)
+    return (found.d_q, found.d_k, found.d_v, d_wa, d_w2), sums
+
+
+_FORWARD = {"tiles": _tile_forward, "cpp": _compiled_forward, "triton": _triton_forward}
+_BACKWARD = {"tiles": _tile_backward, "cpp": _compiled_backward, "triton": _triton_backward}
 
 # B is a Python function called once per tile: torch.compile would unroll the loop for every length.
 _apply = cast(Callable[..., Tensor], torch.compiler.disable(_BiasTiles.apply))

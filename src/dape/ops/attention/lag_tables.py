@@ -10,13 +10,14 @@ on to the parameters they were made from.
 """
 
 import math
+from types import ModuleType
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from dape.ops.attention.fused import lags as fused
-from dape.ops.attention.tiles import LOG2_E, Call, TermSums, TileTerms, join_parts, run_backward, run_forward
+from dape.ops.attention.tiles import LOG2_E, Call, Engine, TermSums, TileTerms, join_parts, run_backward, run_forward
 from dape.ops.attention.tiling import Tile
 from dape.positional.base import accumulation_dtype
 
@@ -33,13 +34,21 @@ def lag_attention(
     key_padding_mask: Bool[Tensor, "b k"] | None,
     offset: int,
     causal: bool,
-    compiled: bool = False,
+    engine: Engine = "tiles",
 ) -> Float[Tensor, "b h q e"]:
     """``A + static[lag] + w2 . leaky(wa . A + pre[lag])``; differentiable in every floating-point input.
 
-    ``compiled`` takes the C++ kernel instead of the tile engine.
+    ``engine``: the tile engine, the C++ kernel or the Triton kernels.
     """
-    return _forward(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, compiled)[0]
+    return _forward(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, engine)[0]
+
+
+def _module_of(engine: str) -> ModuleType:
+    if engine == "cpp":
+        return fused
+    from dape.ops.attention.triton_kernels import lags
+
+    return lags
 
 
 @torch.library.custom_op("dape::lag_attention", mutates_args=())
@@ -54,19 +63,19 @@ def _forward(
     key_padding_mask: Tensor | None,
     offset: int,
     causal: bool,
-    compiled: bool,
+    engine: str,
 ) -> tuple[Tensor, Tensor]:
-    if compiled:
-        return fused.forward(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal)
+    if engine != "tiles":
+        return _module_of(engine).forward(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal)
     call = Call(q, k, v, wa, w2, causal_offset=offset if causal else None)
     return run_forward(call, _LagTerms(call, static, pre, key_padding_mask, offset, causal), q.dtype)
 
 
 @_forward.register_fake
-def _(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, compiled):
+def _(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, engine):
     lse = q.new_empty(q.shape[:-1], dtype=accumulation_dtype(q.dtype))
     batch, heads, queries, _ = q.shape
-    if compiled:  # see fused.run.outputs
+    if engine != "tiles":  # see outputs() of fused.run and triton_kernels.run
         return q.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2), lse
     return q.new_empty(*q.shape[:-1], v.shape[-1]), lse
 
@@ -86,11 +95,11 @@ def _backward(
     key_padding_mask: Tensor | None,
     offset: int,
     causal: bool,
-    compiled: bool,
+    engine: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, static, wa, pre, w2; an empty tensor stands for an absent input's."""
     inputs = (q, k, v, static, wa, pre, w2)
-    compute = fused.backward if compiled else _by_tiles
+    compute = _by_tiles if engine == "tiles" else _module_of(engine).backward
     found = compute(grad, out, lse, *inputs, key_padding_mask, offset, causal)
     dq, dk, dv, d_static, d_wa, d_pre, d_w2 = (
         q.new_empty(0) if x is None or t is None else t.to(x.dtype).contiguous()
@@ -111,13 +120,13 @@ def _by_tiles(
 
 
 @_backward.register_fake
-def _(grad, out, lse, q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, compiled):
+def _(grad, out, lse, q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, engine):
     tables = (q.new_empty(0) if t is None else t.new_empty(t.shape) for t in (static, wa, pre, w2))
     return (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *tables)
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    *tensors, ctx.offset, ctx.causal, ctx.compiled = inputs
+    *tensors, ctx.offset, ctx.causal, ctx.engine = inputs
     ctx.save_for_backward(*output, *tensors)
     ctx.set_materialize_grads(False)
 
@@ -126,7 +135,7 @@ def _autograd_backward(ctx, grad, _grad_lse):
     out, lse, *tensors = ctx.saved_tensors
     if grad is None:
         return (None,) * (len(tensors) + 3)
-    grads = _backward(grad, out, lse, *tensors, ctx.offset, ctx.causal, ctx.compiled)
+    grads = _backward(grad, out, lse, *tensors, ctx.offset, ctx.causal, ctx.engine)
     present = [None if t is None else g for g, t in zip(grads, tensors[:-1], strict=True)]
     return (*present, None, None, None, None)
 

@@ -21,13 +21,14 @@ from dape.ops.attention.fused.available import why_not_compiled
 from dape.ops.attention.lag_tables import lag_attention
 from dape.ops.attention.reference import nothing_to_see, reference_attention
 from dape.ops.attention.row_blocks import row_block_attention
+from dape.ops.attention.tiles import Engine
+from dape.ops.attention.triton_kernels.available import why_not_triton
 from dape.positional.base import PositionalEncoding, ScoreForm, share_heads
 from dape.positional.grid import Grid
 
-Impl = Literal["auto", "reference", "blocked", "fused", "sdpa"]
+Impl = Literal["auto", "reference", "blocked", "fused", "triton", "sdpa"]
 
-FEW_QUERIES = 8
-"""With fewer, as in decoding, laying out the keys for the compiled kernel costs more than it gains."""
+_ENGINES: dict[str, Engine] = {"fused": "cpp", "triton": "triton"}
 SMALL_CELLS = 1 << 18
 """Up to this many batch x head x query x key cells an encoding without a closed form is computed at once."""
 
@@ -36,7 +37,7 @@ SMALL_CELLS = 1 << 18
 class Choice:
     """Which implementation computes a call, and why."""
 
-    impl: Literal["reference", "blocked", "fused", "sdpa"]
+    impl: Literal["reference", "blocked", "fused", "triton", "sdpa"]
     kernel: Literal["whole matrix", "lag tables", "bias tiles", "row blocks", "torch sdpa"]
     reason: str
 
@@ -103,7 +104,8 @@ def attention(
     computed in float32 and returned in their own dtype (rotated q and k are rounded to it on the way).
 
     ``impl``: ``reference`` (the definition, memory quadratic), ``blocked`` (exact, memory linear in the length),
-    ``fused`` (the same in a C++ kernel that is compiled on first use; CPU, not float64),
+    ``fused`` (the same in a C++ kernel that is compiled on first use; CPU, not float64), ``triton`` (the same in Triton
+    kernels; GPU, not float64, and tested only by interpreting and compiling them, never on a GPU),
     ``sdpa`` (PyTorch's fused attention, where the logits are plain scores), or ``auto``. With ``explain=True`` the
     :class:`Choice` that was made is returned too.
     """
@@ -125,8 +127,8 @@ def attention(
     # Autocast would move scores, f and softmax to half precision behind our back.
     with without_autocast(q.device):
         form = pe.score_form()
-        choice = choose(q, k, grid, form, impl)
-        if choice.impl in ("blocked", "fused"):
+        choice = choose(q, k, v, grid, form, impl)
+        if choice.impl in ("blocked", "fused", "triton"):
             check_no_tangents(q, k, v, *pe.parameters())
         q, k = pe.rotate(q, k, grid)
         out = _run(choice, q, k, v, pe, grid, form)
@@ -134,7 +136,7 @@ def attention(
     return (out, choice) if explain else out
 
 
-def choose(q: Tensor, k: Tensor, grid: Grid, form: ScoreForm | None, impl: Impl) -> Choice:
+def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, impl: Impl) -> Choice:
     """What ``attention`` will run for a call, and why."""
     plain = form is not None and form.plain and grid.offset is not None and grid.q_document is None
     match impl:
@@ -143,7 +145,9 @@ def choose(q: Tensor, k: Tensor, grid: Grid, form: ScoreForm | None, impl: Impl)
         case "blocked":
             return _choose_blocked(grid, form)
         case "fused":
-            return _choose_fused(q, grid, form)
+            return _choose_kernel("fused", grid, form, None if form is None else why_not_compiled(q))
+        case "triton":
+            return _choose_kernel("triton", grid, form, None if form is None else why_not_triton(q, v, form))
         case "sdpa" if plain:
             return Choice("sdpa", "torch sdpa", "asked for")
         case "sdpa":
@@ -157,17 +161,21 @@ def choose(q: Tensor, k: Tensor, grid: Grid, form: ScoreForm | None, impl: Impl)
     if form is None and cells <= SMALL_CELLS:
         return Choice("reference", "whole matrix", "logits have no closed form, and the matrix is small")
     blocked = _choose_blocked(grid, form)
-    if form is None or q.shape[2] < FEW_QUERIES or why_not_compiled(q):
+    if form is None:
+        return blocked
+    if q.device.type == "cuda" and not why_not_triton(q, v, form):
+        return replace(blocked, impl="triton")
+    if why_not_compiled(q):
         return blocked
     return replace(blocked, impl="fused")
 
 
-def _choose_fused(q: Tensor, grid: Grid, form: ScoreForm | None) -> Choice:
+def _choose_kernel(impl: Literal["fused", "triton"], grid: Grid, form: ScoreForm | None, why_not: str | None) -> Choice:
     if form is None:
-        raise ValueError("impl='fused' needs logits in closed form, which this encoding has not; use impl='auto'")
-    if reason := why_not_compiled(q):
-        raise ValueError(f"impl='fused' is not possible: {reason}; use impl='auto'")
-    return replace(_choose_blocked(grid, form), impl="fused")
+        raise ValueError(f"impl={impl!r} needs logits in closed form, which this encoding has not; use impl='auto'")
+    if why_not:
+        raise ValueError(f"impl={impl!r} is not possible: {why_not}; use impl='auto'")
+    return replace(_choose_blocked(grid, form), impl=impl)
 
 
 def _choose_blocked(grid: Grid, form: ScoreForm | None) -> Choice:
@@ -194,13 +202,13 @@ def _run(
             return _sdpa(q, k, v, grid)
         case "bias tiles":
             assert form is not None
-            return bias_tile_attention(q, k, v, form, grid, compiled=choice.impl == "fused")
+            return bias_tile_attention(q, k, v, form, grid, engine=_ENGINES.get(choice.impl, "tiles"))
         case "lag tables":
             assert form is not None
-            return _by_lag_tables(q, k, v, form, grid, compiled=choice.impl == "fused")
+            return _by_lag_tables(q, k, v, form, grid, engine=_ENGINES.get(choice.impl, "tiles"))
 
 
-def _by_lag_tables(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm, grid: Grid, *, compiled: bool) -> Tensor:
+def _by_lag_tables(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm, grid: Grid, *, engine: Engine) -> Tensor:
     """Evaluate everything that does not depend on content once per lag, largest lag first."""
     assert grid.offset is not None
     queries, keys = q.shape[2], k.shape[2]
@@ -227,7 +235,7 @@ def _by_lag_tables(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm, grid: Grid,
         key_padding_mask=grid.key_padding_mask,
         offset=grid.offset,
         causal=grid.causal,
-        compiled=compiled,
+        engine=engine,
     )
 
 

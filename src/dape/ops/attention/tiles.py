@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,8 @@ from dape.ops.attention.parallel import balanced_shares, run_shares
 from dape.ops.attention.tiling import Tile, plan_tiles
 from dape.positional.base import LEAKY_SLOPE, accumulation_dtype
 
+Engine = Literal["tiles", "cpp", "triton"]
+"""What computes logits in closed form: this module, the C++ kernel in ``fused`` or those in ``triton_kernels``."""
 LOG2_E = math.log2(math.e)
 STRIP_BYTES = 2 << 20
 """Hidden units made at a time: about a core's own cache (measured in docs/lab-notes.md)."""

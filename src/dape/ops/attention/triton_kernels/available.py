@@ -1,0 +1,34 @@
+"""Whether the Triton kernels can serve a call. Does not import triton."""
+
+import importlib.util
+
+import torch
+from torch import Tensor
+
+from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
+from dape.ops.attention.triton_kernels.plan import MAX_HEADS, MAX_HIDDEN, MAX_WIDTH
+from dape.positional.base import ScoreForm
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@torch.compiler.assume_constant_result  # and traced no further
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def why_not_triton(q: Tensor, v: Tensor, form: ScoreForm) -> str | None:
+    """None if the kernels can take this call."""
+    if q.device.type != "cuda" and not INTERPRETED:
+        return f"the Triton kernels are for GPUs, q is on {q.device}"
+    if not _installed():
+        return "triton is not installed (pip install 'dape[triton]')"
+    if q.dtype not in DTYPES:
+        return f"the Triton kernels compute in float32, q is {q.dtype}"
+    if q.shape[1] > MAX_HEADS:
+        return f"the Triton kernels hold all heads in a tile, at most {MAX_HEADS}; q has {q.shape[1]}"
+    if max(q.shape[3], v.shape[3]) > MAX_WIDTH:
+        return f"the Triton kernels take heads of width {MAX_WIDTH} at most, q has {q.shape[3]}, v {v.shape[3]}"
+    if form.mix is not None and len(form.mix.wa) > MAX_HIDDEN:
+        return f"the Triton kernels take {MAX_HIDDEN} hidden units at most, f has {len(form.mix.wa)}"
+    return None

@@ -1,0 +1,370 @@
+# Kernel code is not Python to a type checker: it is compiled by triton, and says so in types of its own.
+# pyright: reportIndexIssue=false, reportOperatorIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false, reportReturnType=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportMissingImports=false
+"""The kernels. A tile is [head, row, key] with all heads (f mixes them), padded to powers of two: HP heads, M rows,
+N keys, DP hidden units; DK and DV are the padded widths of keys and values.
+
+    S = q k' scale,   z = Wa S + pre,   L = S + static + W2 leaky(z),   out = softmax(mask(L)) v
+
+f works on *cells*, [row * key, head], so that its two layers are ordinary matrix products. Statistics of the softmax
+keep their last dimension: without it the compiler converts the layout of the whole tile. ``static`` and the logits are
+in base 2. STORE is the dtype that operands of products are rounded to, TYPE the one they are multiplied in: float32
+under the interpreter, which multiplies bfloat16 wrongly, and else the same.
+
+Position terms: with TABLES, static is [head, lag] and pre [lag, DP], both from the largest lag downwards, so that row i
+and key j find entry ``start - i + j``; otherwise both have an entry for every cell, [item, channel, row, key].
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+_SIZES = ["offset", "start", "queries", "keys", "span", "static_c", "static_i", "static_r", "pre_c", "pre_i", "pre_r"]
+"""Arguments that change from call to call: specialising on them would compile anew for every decoded token."""
+
+
+@triton.jit
+def _rows(x, item, rows, count, x_b, x_h, x_t, HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
+          HP: tl.constexpr, PADDED: tl.constexpr):  # fmt: skip
+    """[HP, rows, PADDED]; GROUP heads share what is read."""
+    h = tl.arange(0, HP)[:, None, None]
+    c = tl.arange(0, PADDED)[None, None, :]
+    r = rows[None, :, None]
+    where = item.to(tl.int64) * x_b + (h // GROUP) * x_h + r * x_t + c
+    return tl.load(x + where, mask=(h < HEADS) & (r < count) & (c < WIDTH), other=0.0)
+
+
+@triton.jit
+def _store_rows(x, value, item, rows, count, x_b, x_h, x_t, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+                HP: tl.constexpr, PADDED: tl.constexpr):  # fmt: skip
+    h = tl.arange(0, HP)[:, None, None]
+    c = tl.arange(0, PADDED)[None, None, :]
+    r = rows[None, :, None]
+    where = item.to(tl.int64) * x_b + h * x_h + r * x_t + c
+    tl.store(x + where, value.to(x.dtype.element_ty), mask=(h < HEADS) & (r < count) & (c < WIDTH))
+
+
+@triton.jit
+def _row_values(x, item, rows, count, x_b, x_h, HEADS: tl.constexpr, HP: tl.constexpr, OTHER: tl.constexpr):
+    """[HP, rows, 1]"""
+    h = tl.arange(0, HP)[:, None, None]
+    r = rows[None, :, None]
+    return tl.load(x + item.to(tl.int64) * x_b + h * x_h + r, mask=(h < HEADS) & (r < count), other=OTHER)
+
+
+@triton.jit
+def _dot(a, b, STORE: tl.constexpr, TYPE: tl.constexpr):
+    return tl.dot(a.to(STORE).to(TYPE), b.to(STORE).to(TYPE), input_precision="ieee")
+
+
+@triton.jit
+def _turn(x):
+    """[h, a, b] -> [h, b, a]"""
+    return tl.permute(x, (0, 2, 1))
+
+
+@triton.jit
+def _cells(x, HP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    return tl.reshape(tl.permute(x, (1, 2, 0)), (M * N, HP))
+
+
+@triton.jit
+def _planes(x, HP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    return tl.permute(tl.reshape(x, (M, N, HP)), (2, 0, 1))
+
+
+@triton.jit
+def _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, TABLES: tl.constexpr, HIDDEN: tl.constexpr,
+         DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # fmt: skip
+    """[M * N, DP]"""
+    cell = tl.arange(0, M * N)[:, None]
+    u = tl.arange(0, DP)[None, :]
+    i, j = i0 + cell // N, j0 + cell % N
+    inside = (i < queries) & (j < keys)
+    if TABLES:
+        return tl.load(pre + (start - i + j) * DP + u, mask=inside, other=0.0)
+    where = item.to(tl.int64) * pre_i + u * pre_c + i * pre_r + j
+    return tl.load(pre + where, mask=inside & (u < HIDDEN), other=0.0)
+
+
+@triton.jit
+def _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start, static_i, static_c, static_r,
+            TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
+            HEADS: tl.constexpr, HP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # fmt: skip
+    """Base-2 logits with the static term, -inf where hidden."""
+    h = tl.arange(0, HP)[:, None, None]
+    i = i0 + tl.arange(0, M)[None, :, None]
+    j = j0 + tl.arange(0, N)[None, None, :]
+    logits = logits * LOG2_E
+    visible = j < keys
+    if STATIC:
+        if TABLES:
+            where = h * static_c + (start - i + j)
+        else:
+            where = item.to(tl.int64) * static_i + h * static_c + i * static_r + j
+        logits += tl.load(static + where, mask=(h < HEADS) & (i < queries) & (j < keys), other=0.0)
+    if CAUSAL:
+        visible = visible & (j <= i + offset)
+    if PADDING:
+        hidden = tl.load(padding + item.to(tl.int64) * keys + j, mask=j < keys, other=1)
+        visible = visible & (hidden == 0)
+    return tl.where(visible, logits, -float("inf"))
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def forward(
+    q, k, v, wa, w2, static, pre, padding, out, lse,
+    scale, offset, start, queries, keys, span,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_s, out_b, out_h, out_t, lse_s, lse_b, lse_h,
+    static_i, static_c, static_r, pre_i, pre_c, pre_r,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
+    HP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
+    SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Program = M query rows of one item, against ``span`` keys (all of them, unless split for decoding)."""
+    i0 = tl.program_id(0) * M
+    item = tl.program_id(1)
+    part = tl.program_id(2)
+    rows = i0 + tl.arange(0, M)
+    queries_here = _rows(q, item, rows, queries, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, DK)
+    if MIX:
+        h, u = tl.arange(0, HP), tl.arange(0, DP)
+        wa_t = tl.load(wa + u[None, :] * HP + h[:, None])
+        w2_t = tl.load(w2 + h[None, :] * DP + u[:, None])
+    largest = tl.full((HP, M, 1), -float("inf"), tl.float32)
+    total = tl.zeros((HP, M, 1), tl.float32)
+    sums = tl.zeros((HP, M, DV), tl.float32)
+    begin = part * span
+    end = tl.minimum(keys, begin + span)
+    if CAUSAL:
+        end = tl.minimum(end, offset + i0 + M)
+    for j0 in tl.range(begin, end, N, disable_licm=True):
+        cols = j0 + tl.arange(0, N)
+        key = _rows(k, item, cols, keys, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, DK)
+        logits = _dot(queries_here, _turn(key), STORE, TYPE) * scale
+        if MIX:
+            z = _dot(_cells(logits, HP, M, N), wa_t, STORE, TYPE)
+            z += _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, TABLES, HIDDEN, DP, M, N)
+            z = tl.where(z > 0, z, z * SLOPE)
+            logits += _planes(_dot(z, w2_t, STORE, TYPE), HP, M, N)
+        logits = _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start,
+                         static_i, static_c, static_r, TABLES, CAUSAL, STATIC, PADDING, HEADS, HP, M, N)  # fmt: skip
+        now = tl.maximum(largest, tl.max(logits, axis=2, keep_dims=True))
+        safe = tl.where(now == -float("inf"), 0.0, now)
+        p = tl.exp2(logits - safe)
+        shrink = tl.exp2(largest - safe)
+        total = total * shrink + tl.sum(p, axis=2, keep_dims=True)
+        value = _rows(v, item, cols, keys, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, DV)
+        sums = sums * shrink + _dot(p, value, STORE, TYPE)
+        largest = now
+    nothing = total == 0.0
+    sums = sums / tl.where(nothing, 1.0, total)
+    _store_rows(out + part.to(tl.int64) * out_s, sums, item, rows, queries, out_b, out_h, out_t, HEADS, VALUES, HP, DV)
+    norm = tl.where(nothing, -float("inf"), largest + tl.log2(tl.where(nothing, 1.0, total)))
+    h3, r3 = tl.arange(0, HP)[:, None, None], rows[None, :, None]
+    where = part.to(tl.int64) * lse_s + item.to(tl.int64) * lse_b + h3 * lse_h + r3
+    tl.store(lse + where, norm, mask=(h3 < HEADS) & (r3 < queries))
+
+
+@triton.jit
+def _backward_tile(
+    query, key, value, d_out, norm, delta, wa, w2, static, pre, padding,
+    item, i0, j0, scale, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
+    HEADS: tl.constexpr, HIDDEN: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
+    SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """p and dL as [HP, M, N]; then as cells: scores, hidden units, their gradients before the activation, dL."""
+    h, u = tl.arange(0, HP), tl.arange(0, DP)
+    scores = _dot(query, _turn(key), STORE, TYPE) * scale
+    logits = scores
+    if MIX:
+        x = _cells(scores, HP, M, N).to(STORE)
+        z = _dot(x, tl.load(wa + u[None, :] * HP + h[:, None]), STORE, TYPE)
+        z += _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, TABLES, HIDDEN, DP, M, N)
+        slope = tl.where(z > 0, 1.0, SLOPE)
+        hidden = (z * slope).to(STORE)
+        y = _dot(hidden, tl.load(w2 + h[None, :] * DP + u[:, None]), STORE, TYPE)
+        logits = scores + _planes(y, HP, M, N)
+    logits = _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start,
+                     static_i, static_c, static_r, TABLES, CAUSAL, STATIC, PADDING, HEADS, HP, M, N)  # fmt: skip
+    p = tl.exp2(logits - norm)
+    d_logits = p * (_dot(d_out, _turn(value), STORE, TYPE) - delta)
+    if MIX:
+        d_cells = _cells(d_logits, HP, M, N).to(STORE)
+        d_z = _dot(d_cells, tl.load(w2 + h[:, None] * DP + u[None, :]), STORE, TYPE) * slope
+    else:
+        x, hidden, d_z, d_cells = p, p, p, p
+    return p, d_logits, x, hidden, d_z, d_cells
+
+
+@triton.jit
+def _d_scores(d_logits, d_z, wa, HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+              MIX: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+    if MIX:
+        h, u = tl.arange(0, HP), tl.arange(0, DP)
+        back = _dot(d_z, tl.load(wa + u[:, None] * HP + h[None, :]), STORE, TYPE)
+        d_logits = d_logits + _planes(back, HP, M, N)
+    return d_logits
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def backward_queries(
+    q, k, v, wa, w2, static, pre, padding, grad, lse, delta, d_q,
+    scale, offset, start, queries, keys,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, lse_b, lse_h, dq_b, dq_h, dq_t,
+    static_i, static_c, static_r, pre_i, pre_c, pre_r,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
+    HP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
+    SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Program = M query rows of one item."""
+    i0 = tl.program_id(0) * M
+    item = tl.program_id(1)
+    rows = i0 + tl.arange(0, M)
+    query = _rows(q, item, rows, queries, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, DK)
+    d_out = _rows(grad, item, rows, queries, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, DV)
+    norm = _row_values(lse, item, rows, queries, lse_b, lse_h, HEADS, HP, float("inf"))
+    row_delta = _row_values(delta, item, rows, queries, lse_b, lse_h, HEADS, HP, 0.0)
+    sums = tl.zeros((HP, M, DK), tl.float32)
+    end = keys
+    if CAUSAL:
+        end = tl.minimum(end, offset + i0 + M)
+    for j0 in tl.range(0, end, N, disable_licm=True):
+        cols = j0 + tl.arange(0, N)
+        key = _rows(k, item, cols, keys, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, DK)
+        value = _rows(v, item, cols, keys, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, DV)
+        _p, d_logits, _x, _hidden, d_z, _d_cells = _backward_tile(
+            query, key, value, d_out, norm, row_delta, wa, w2, static, pre, padding,
+            item, i0, j0, scale, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
+            HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, STORE, TYPE)  # fmt: skip
+        d_scores = _d_scores(d_logits, d_z, wa, HP, DP, M, N, MIX, STORE, TYPE)
+        sums += _dot(d_scores, key, STORE, TYPE)
+    _store_rows(d_q, sums * scale, item, rows, queries, dq_b, dq_h, dq_t, HEADS, WIDTH, HP, DK)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def backward_keys(
+    q, k, v, wa, w2, static, pre, padding, grad, lse, delta, d_k, d_v,
+    scale, offset, start, queries, keys,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, lse_b, lse_h,
+    dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
+    static_i, static_c, static_r, pre_i, pre_c, pre_r,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
+    HP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
+    FOR_K: tl.constexpr, FOR_V: tl.constexpr, SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Program = N keys of one item; gradients of keys (FOR_K) and values (FOR_V), of every query head on its own."""
+    j0 = tl.program_id(0) * N
+    item = tl.program_id(1)
+    cols = j0 + tl.arange(0, N)
+    if FOR_K:
+        sums_k = tl.zeros((HP, N, DK), tl.float32)
+    if FOR_V:
+        sums_v = tl.zeros((HP, N, DV), tl.float32)
+    begin = 0
+    if CAUSAL:
+        begin = tl.maximum(j0 - offset, 0) // M * M
+    for i0 in tl.range(begin, queries, M, disable_licm=True):
+        rows = i0 + tl.arange(0, M)
+        key = _rows(k, item, cols, keys, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, DK)
+        value = _rows(v, item, cols, keys, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, DV)
+        query = _rows(q, item, rows, queries, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, DK)
+        d_out = _rows(grad, item, rows, queries, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, DV)
+        norm = _row_values(lse, item, rows, queries, lse_b, lse_h, HEADS, HP, float("inf"))
+        row_delta = _row_values(delta, item, rows, queries, lse_b, lse_h, HEADS, HP, 0.0)
+        p, d_logits, _x, _hidden, d_z, _d_cells = _backward_tile(
+            query, key, value, d_out, norm, row_delta, wa, w2, static, pre, padding,
+            item, i0, j0, scale, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
+            HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, STORE, TYPE)  # fmt: skip
+        if FOR_V:
+            sums_v += _dot(_turn(p), d_out, STORE, TYPE)
+        if FOR_K:
+            d_scores = _d_scores(d_logits, d_z, wa, HP, DP, M, N, MIX, STORE, TYPE)
+            sums_k += _dot(_turn(d_scores), query, STORE, TYPE)
+    if FOR_K:
+        _store_rows(d_k, sums_k * scale, item, cols, keys, dk_b, dk_h, dk_t, HEADS, WIDTH, HP, DK)
+    if FOR_V:
+        _store_rows(d_v, sums_v, item, cols, keys, dv_b, dv_h, dv_t, HEADS, VALUES, HP, DV)
+
+
+@triton.jit(do_not_specialize=[*_SIZES, "first_band"])
+def backward_terms(
+    q, k, v, wa, w2, static, pre, padding, grad, lse, delta, d_static, d_pre, d_wa, d_w2,
+    scale, offset, start, queries, keys, first_band,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, lse_b, lse_h,
+    static_i, static_c, static_r, pre_i, pre_c, pre_r,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
+    HP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
+    FOR_WEIGHTS: tl.constexpr, FOR_TERMS: tl.constexpr, SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the weights of f (FOR_WEIGHTS) and of the position terms (FOR_TERMS), without atomics.
+
+    With TABLES a program takes a block diagonal of one item: all its tiles have the same lags, so the gradients of the
+    terms add up in registers, and the host sums the diagonals of one tile per band. Otherwise a program takes the rows
+    of one tile and writes the gradient of every cell. Weights: one partial sum per program, added by the host.
+    """
+    item = tl.program_id(1)
+    if TABLES:
+        band = tl.program_id(0) + first_band
+        i_first, j_first = tl.maximum(-band, 0) * M, tl.maximum(band, 0) * N
+        steps = tl.minimum(tl.cdiv(queries - i_first, M), tl.cdiv(keys - j_first, N))
+    else:
+        i_first, j_first = tl.program_id(0) * M, 0
+        end = keys
+        if CAUSAL:
+            end = tl.minimum(end, offset + i_first + M)
+        steps = tl.cdiv(tl.maximum(end, 0), N)
+    PARTS: tl.constexpr = 8  # of the cells: a product per warp instead of one long one
+    if FOR_WEIGHTS:
+        sums_wa, sums_w2 = tl.zeros((PARTS, DP, HP), tl.float32), tl.zeros((PARTS, HP, DP), tl.float32)
+    if FOR_TERMS:
+        sums_static, sums_pre = tl.zeros((HP, M, N), tl.float32), tl.zeros((M * N, DP), tl.float32)
+    h3, r3, c3 = tl.arange(0, HP)[:, None, None], tl.arange(0, M)[None, :, None], tl.arange(0, N)[None, None, :]
+    cell, unit = tl.arange(0, M * N)[:, None], tl.arange(0, DP)[None, :]
+    for step in tl.range(0, steps, disable_licm=True):
+        j0 = j_first + step * N
+        i0 = i_first + (step * M if TABLES else 0)
+        rows, cols = i0 + tl.arange(0, M), j0 + tl.arange(0, N)
+        query = _rows(q, item, rows, queries, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, DK)
+        key = _rows(k, item, cols, keys, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, DK)
+        value = _rows(v, item, cols, keys, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, DV)
+        d_out = _rows(grad, item, rows, queries, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, DV)
+        norm = _row_values(lse, item, rows, queries, lse_b, lse_h, HEADS, HP, float("inf"))
+        row_delta = _row_values(delta, item, rows, queries, lse_b, lse_h, HEADS, HP, 0.0)
+        _p, d_logits, x, hidden, d_z, d_cells = _backward_tile(
+            query, key, value, d_out, norm, row_delta, wa, w2, static, pre, padding,
+            item, i0, j0, scale, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
+            HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, STORE, TYPE)  # fmt: skip
+        if FOR_WEIGHTS:
+            K: tl.constexpr = M * N // PARTS
+            d_z3, x3 = tl.reshape(d_z.to(STORE), (PARTS, K, DP)), tl.reshape(x, (PARTS, K, HP))
+            sums_wa += _dot(_turn(d_z3), x3, STORE, TYPE)
+            d_y3, hidden3 = tl.reshape(d_cells, (PARTS, K, HP)), tl.reshape(hidden, (PARTS, K, DP))
+            sums_w2 += _dot(_turn(d_y3), hidden3, STORE, TYPE)
+        if FOR_TERMS and TABLES:
+            sums_static += d_logits
+            if MIX:
+                sums_pre += d_z
+        if FOR_TERMS and not TABLES:
+            at = item.to(tl.int64) * HEADS * queries * keys + (h3 * queries + i0 + r3) * keys + j0 + c3
+            tl.store(d_static + at, d_logits, mask=(h3 < HEADS) & (i0 + r3 < queries) & (j0 + c3 < keys))
+            if MIX:
+                i, j = i0 + cell // N, j0 + cell % N
+                at = item.to(tl.int64) * HIDDEN * queries * keys + (unit * queries + i) * keys + j
+                tl.store(d_pre + at, d_z, mask=(unit < HIDDEN) & (i < queries) & (j < keys))
+    program = item.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    if FOR_WEIGHTS:
+        h, u = tl.arange(0, HP), tl.arange(0, DP)
+        tl.store(d_wa + program * DP * HP + u[:, None] * HP + h[None, :], tl.sum(sums_wa, axis=0))
+        tl.store(d_w2 + program * HP * DP + h[:, None] * DP + u[None, :], tl.sum(sums_w2, axis=0))
+    if FOR_TERMS and TABLES:
+        tl.store(d_static + program * HP * M * N + (h3 * M + r3) * N + c3, sums_static)
+        if MIX:
+            tl.store(d_pre + program * M * N * DP + cell * DP + unit, sums_pre)

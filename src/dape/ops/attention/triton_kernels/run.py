@@ -1,0 +1,305 @@
+"""Calls of the kernels on torch tensors. Where position terms come from: ``lags.py`` and ``cells.py``."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dape.ops.attention.triton_kernels import kernels
+from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
+from dape.ops.attention.triton_kernels.plan import Sizes
+from dape.positional.base import LEAKY_SLOPE
+
+LOG2_E = math.log2(math.e)
+ROWS = 16
+"""Of every tile, and keys of those of the backward pass."""
+SPLIT_ROWS, SPLIT_KEYS = 16, 256
+"""Calls of so few rows, as in decoding, are split into programs of so many keys."""
+BACKEND = "cuda" if torch.version.hip is None else "hip"
+_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """``static`` (base 2) and ``pre`` as the kernels read them: tables over lags, or one entry per cell."""
+
+    tables: bool
+    static: Float[Tensor, "h n"] | Float[Tensor, "#i h r k"] | None
+    pre: Float[Tensor, "n p"] | Float[Tensor, "#i D r k"] | None
+    start: int = 0
+    """Entry of row 0 and key 0 in tables."""
+
+    def strides(self) -> dict[str, int]:
+        """Of items, channels and rows; those of tables are known to the kernels but for one."""
+        found = {"static_i": 0, "static_c": 0, "static_r": 0, "pre_i": 0, "pre_c": 0, "pre_r": 0}
+        if self.tables:
+            found["static_c"] = 0 if self.static is None else self.static.stride(0)
+            return found
+        for name, x in (("static", self.static), ("pre", self.pre)):
+            if x is not None:
+                found[f"{name}_i"] = x.stride(0) if x.shape[0] > 1 else 0
+                found[f"{name}_c"], found[f"{name}_r"] = x.stride(1), x.stride(2)
+        return found
+
+
+class Attention:
+    """q, k, v and the weights of f; terms may come for all rows at once or for some at a time."""
+
+    def __init__(
+        self,
+        q: Float[Tensor, "b h q d"],
+        k: Float[Tensor, "b g k d"],
+        v: Float[Tensor, "b g k e"],
+        wa: Float[Tensor, "D h"] | None,
+        w2: Float[Tensor, "h D"] | None,
+        *,
+        causal_offset: int | None,
+        key_padding_mask: Tensor | None,
+    ) -> None:
+        self.q, self.k, self.v = _unit_stride(q), _unit_stride(k), _unit_stride(v)
+        self.causal_offset = causal_offset
+        self.padding = None if key_padding_mask is None else key_padding_mask.contiguous().view(torch.uint8)
+        self.sizes = Sizes(
+            heads=q.shape[1],
+            group=q.shape[1] // k.shape[1],
+            width=q.shape[3],
+            values=v.shape[3],
+            hidden=1 if wa is None else wa.shape[0],
+        )
+        self.mixes = wa is not None
+        self.wa = self.w2 = None
+        if wa is not None and w2 is not None:
+            hp, dp, (hidden, heads) = self.sizes.hp, self.sizes.dp, wa.shape
+            pad = torch.nn.functional.pad
+            self.wa = pad(wa.to(q.dtype), (0, hp - heads, 0, dp - hidden)).contiguous()
+            self.w2 = pad(w2.to(q.dtype), (0, dp - hidden, 0, hp - heads)).contiguous()
+
+    @property
+    def keys(self) -> int:
+        return self.k.shape[2]
+
+    def constants(self, terms: Terms) -> dict[str, Any]:
+        return {
+            **self.sizes.constants(),
+            **flags(
+                mix=self.mixes,
+                tables=terms.tables,
+                causal=self.causal_offset is not None,
+                static=terms.static is not None,
+                padding=self.padding is not None,
+                dtype=_TYPES[self.q.dtype],
+                interpreted=INTERPRETED,
+            ),
+        }
+
+    def inputs(self, terms: Terms, rows: slice, keys: int) -> dict[str, Any]:
+        """Arguments that all kernels take. An absent tensor is never read: another stands in for its address."""
+        q = self.q[:, :, rows]
+        offset = 0 if self.causal_offset is None else self.causal_offset + rows.start
+        return {
+            "q": q,
+            "k": self.k,
+            "v": self.v,
+            "wa": q if self.wa is None else self.wa,
+            "w2": q if self.w2 is None else self.w2,
+            "static": q if terms.static is None else terms.static,
+            "pre": q if terms.pre is None else terms.pre,
+            "padding": q if self.padding is None else self.padding[:, :keys].contiguous(),
+            "scale": 1.0 / math.sqrt(q.shape[-1]),
+            "offset": offset,
+            "start": terms.start,
+            "queries": q.shape[2],
+            "keys": keys,
+            **_strides("q", q),
+            **_strides("k", self.k),
+            **_strides("v", self.v),
+            **terms.strides(),
+        }
+
+    def forward(self, terms: Terms, out: Tensor, lse: Tensor, rows: slice, keys: int | None = None) -> None:
+        """Fill the rows of ``out`` [b, h, q, e] and ``lse`` [b, h, q], which see the first ``keys`` keys (or all)."""
+        keys = self.keys if keys is None else keys
+        out, lse = out[:, :, rows], lse[:, :, rows]
+        batch, _, queries, _ = out.shape
+        split = queries <= SPLIT_ROWS and keys > 2 * SPLIT_KEYS
+        parts = math.ceil(keys / SPLIT_KEYS) if split else 1
+        outs, norms = out.unsqueeze(0), lse.unsqueeze(0)
+        if split:
+            outs, norms = out.new_empty(parts, *out.shape, dtype=torch.float32), lse.new_empty(parts, *lse.shape)
+        arguments = self.inputs(terms, rows, keys) | {
+            "out": outs,
+            "lse": norms,
+            "span": SPLIT_KEYS if split else keys,
+            "out_s": outs.stride(0),
+            **_strides("out", outs[0]),
+            "lse_s": norms.stride(0),
+            "lse_b": norms.stride(1),
+            "lse_h": norms.stride(2),
+        }
+        tile = {"M": ROWS, "N": self.sizes.forward_keys}
+        self._launch(kernels.forward, (math.ceil(queries / ROWS), batch, parts), arguments, terms, tile)
+        if split:
+            total = _log2_sum(norms)
+            weights = torch.exp2(norms - total.masked_fill(total == -math.inf, 0.0))
+            out.copy_((weights.unsqueeze(-1) * outs).sum(0))
+            lse.copy_(total)
+
+    def backward(self, grad: Tensor, out: Tensor, lse: Tensor) -> "BackwardPass":
+        return BackwardPass(self, grad, out, lse)
+
+    def _launch(self, kernel, grid: tuple[int, ...], arguments: dict, terms: Terms, more: dict[str, Any]) -> None:
+        kernel[grid](**arguments, **self.constants(terms), **more, num_warps=self.sizes.warps, num_stages=1)
+
+
+class BackwardPass:
+    """Gradients, summed over the calls of :meth:`rows`."""
+
+    def __init__(self, forward: Attention, grad: Tensor, out: Tensor, lse: Tensor) -> None:
+        self.of, self.grad = forward, _unit_stride(grad.to(forward.q.dtype))
+        self.delta = (grad.float() * out.float()).sum(-1).contiguous()
+        # A row that saw nothing has no weights.
+        self.lse = lse.masked_fill(lse == -math.inf, math.inf).contiguous()
+        (batch, heads, _, _), keys, sizes = forward.q.shape, forward.keys, forward.sizes
+        self.d_q = torch.zeros(forward.q.shape, dtype=torch.float32, device=grad.device)
+        self._d_k = self.d_q.new_zeros(batch, heads, keys, sizes.width)
+        self._d_v = self.d_q.new_zeros(batch, heads, keys, sizes.values)
+        self.d_wa = self.d_q.new_zeros(sizes.hidden, heads)
+        self.d_w2 = self.d_q.new_zeros(heads, sizes.hidden)
+
+    @property
+    def d_k(self) -> Float[Tensor, "b g k d"]:
+        return self._d_k.unflatten(1, (-1, self.of.sizes.group)).sum(2)
+
+    @property
+    def d_v(self) -> Float[Tensor, "b g k e"]:
+        return self._d_v.unflatten(1, (-1, self.of.sizes.group)).sum(2)
+
+    def rows(self, terms: Terms, rows: slice, keys: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """Adds the gradients of some rows; returns those of the terms: of tables ``[h, n]`` and ``[D, n]``, else
+        ``[b, h, r, k]`` and ``[b, D, r, k]``."""
+        of, sizes = self.of, self.of.sizes
+        keys = of.keys if keys is None else keys
+        grad, lse, delta = (x[:, :, rows] for x in (self.grad, self.lse, self.delta))
+        batch, _, queries = lse.shape
+        shared = of.inputs(terms, rows, keys) | {
+            "grad": grad,
+            "lse": lse,
+            "delta": delta,
+            **_strides("grad", grad),
+            "lse_b": lse.stride(0),
+            "lse_h": lse.stride(1),
+        }
+        tile = {"M": ROWS, "N": ROWS}
+        row_tiles, key_tiles = math.ceil(queries / ROWS), math.ceil(keys / ROWS)
+        d_q = self.d_q[:, :, rows]
+        of._launch(
+            kernels.backward_queries, (row_tiles, batch), shared | {"d_q": d_q, **_strides("dq", d_q)}, terms, tile
+        )
+        d_k, d_v = torch.empty_like(self._d_k[:, :, :keys]), torch.empty_like(self._d_v[:, :, :keys])
+        written = {"d_k": d_k, "d_v": d_v, **_strides("dk", d_k), **_strides("dv", d_v)}
+        for what in together_or_apart(sizes, BACKEND, "FOR_K", "FOR_V"):
+            of._launch(kernels.backward_keys, (key_tiles, batch), shared | written, terms, tile | what)
+        self._d_k[:, :, :keys].add_(d_k)
+        self._d_v[:, :, :keys].add_(d_v)
+        return self._terms(terms, shared, tile, row_tiles, key_tiles)
+
+    def _terms(self, terms: Terms, shared, tile, row_tiles: int, key_tiles: int) -> tuple[Tensor, Tensor | None]:
+        of, sizes = self.of, self.of.sizes
+        batch, queries, keys = self.lse.shape[0], shared["queries"], shared["keys"]
+        first, programs = 0, row_tiles
+        if terms.tables:
+            last = key_tiles - 1
+            if of.causal_offset is not None:  # bands beyond see nothing
+                last = max(1 - row_tiles, min(last, (shared["offset"] + ROWS - 1) // ROWS))
+            first, programs = 1 - row_tiles, last + row_tiles
+            d_static = self.d_q.new_empty(batch, programs, sizes.hp, ROWS, ROWS)
+            d_pre = self.d_q.new_empty(batch, programs, ROWS, ROWS, sizes.dp) if of.mixes else None
+        else:
+            d_static = self.d_q.new_zeros(batch, sizes.heads, queries, keys)
+            d_pre = self.d_q.new_zeros(batch, sizes.hidden, queries, keys) if of.mixes else None
+        d_wa = self.d_q.new_empty(batch, programs, sizes.dp, sizes.hp)
+        d_w2 = self.d_q.new_empty(batch, programs, sizes.hp, sizes.dp)
+        written = {
+            "d_static": d_static,
+            "d_pre": d_static if d_pre is None else d_pre,
+            "d_wa": d_wa,
+            "d_w2": d_w2,
+            "first_band": first,
+        }
+        apart = together_or_apart(sizes, BACKEND, "FOR_WEIGHTS", "FOR_TERMS")
+        for what in apart if of.mixes else [{"FOR_WEIGHTS": False, "FOR_TERMS": True}]:
+            of._launch(kernels.backward_terms, (programs, batch), shared | written, terms, tile | what)
+        if of.mixes:
+            self.d_wa.add_(d_wa.sum((0, 1))[: sizes.hidden, : sizes.heads])
+            self.d_w2.add_(d_w2.sum((0, 1))[: sizes.heads, : sizes.hidden])
+        if not terms.tables:
+            return d_static, d_pre
+        place = {"first": terms.start + first * ROWS, "count": queries + keys - 1}
+        static = _diagonals(d_static.sum(0).transpose(0, 1)[: sizes.heads], **place)
+        if d_pre is None:
+            return static, None
+        return static, _diagonals(d_pre.sum(0).permute(3, 0, 1, 2)[: sizes.hidden], **place)
+
+
+def flags(
+    *, mix: bool, tables: bool, causal: bool, static: bool, padding: bool, dtype: str, interpreted: bool
+) -> dict[str, Any]:
+    """Constants of the kernels beside their sizes; ``dtype`` in Triton's spelling: fp32, fp16, bf16."""
+    store = {"fp32": kernels.tl.float32, "fp16": kernels.tl.float16, "bf16": kernels.tl.bfloat16}[dtype]
+    return {
+        "MIX": mix,
+        "TABLES": tables,
+        "CAUSAL": causal,
+        "STATIC": static,
+        "PADDING": padding,
+        "SLOPE": LEAKY_SLOPE,
+        "STORE": store,
+        "TYPE": kernels.tl.float32 if interpreted else store,
+    }
+
+
+def together_or_apart(sizes: Sizes, backend: str, a: str, b: str) -> list[dict[str, bool]]:
+    """Two gradients in one kernel, which then computes the weights once, or in one each where they would not fit."""
+    if backend == "hip" or sizes.large:
+        return [{a: True, b: False}, {a: False, b: True}]
+    return [{a: True, b: True}]
+
+
+def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:
+    """To be filled: the output, its heads beside each other as the next projection wants them, and per row the base-2
+    logarithm of the softmax denominator."""
+    batch, heads, queries, _ = q.shape
+    out = q.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2)
+    return out, q.new_empty(batch, heads, queries, dtype=torch.float32)
+
+
+def _unit_stride(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _strides(name: str, x: Float[Tensor, "b h t d"]) -> dict[str, int]:
+    return {f"{name}_b": x.stride(0), f"{name}_h": x.stride(1), f"{name}_t": x.stride(2)}
+
+
+def _log2_sum(x: Float[Tensor, "s *n"]) -> Float[Tensor, "*n"]:
+    return torch.logsumexp(x / LOG2_E, 0) * LOG2_E
+
+
+def _diagonals(x: Float[Tensor, "c bands r r"], *, first: int, count: int) -> Float[Tensor, "c n"]:
+    """Entries 0 ... count-1 of the tables, of which a tile's row r and column j meet entry
+    ``first + band * ROWS - r + j``. Bands overlap: each one's sums are cut where the next begins."""
+    channels, bands = x.shape[:2]
+    # Reading rows of length 2 ROWS as rows of length 2 ROWS - 1 moves each row one further.
+    shifted = torch.nn.functional.pad(x.flip(2), (0, ROWS))[:, :, :, : 2 * ROWS].flatten(2)
+    sums = shifted[..., : ROWS * (2 * ROWS - 1)].unflatten(2, (ROWS, 2 * ROWS - 1)).sum(2)
+    total = x.new_zeros(channels, bands + 1, ROWS)
+    total[:, :-1] += sums[..., :ROWS]
+    total[:, 1:, : ROWS - 1] += sums[..., ROWS:]
+    begin = first - (ROWS - 1)  # of the first band's sums
+    found = x.new_zeros(channels, count)
+    low, high = max(0, begin), min(count, begin + (bands + 1) * ROWS)
+    found[:, low:high] = total.flatten(1)[:, low - begin : high - begin]
+    return found

@@ -1,0 +1,151 @@
+"""The Triton kernels without a GPU: interpreted, and compiled for several GPUs, each in a process of its own because
+triton decides between the two when kernels are imported. ``pytest -m gpu`` runs them for real."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import dape
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+
+installed = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def interpret(which: str) -> None:
+    module = str(HERE / "triton_interpreted.py")
+    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, module, TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@installed
+def test_interpreted():
+    interpret("not slow")
+
+
+@installed
+@pytest.mark.slow
+def test_interpreted_more():
+    interpret("slow")
+
+
+def test_import_leaves_triton_alone():
+    code = "import sys, torch; had = 'triton' in sys.modules; import dape; dape.attention; dape.DecoderLM; "
+    done = run_python("-c", code + "assert had or 'triton' not in sys.modules")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="kernels are interpreted here")
+def test_refused_on_a_processor():
+    q = torch.zeros(1, 2, 3, 8)
+    pe = dape.build("dape-kerple", num_heads=2, head_dim=8, train_length=8)
+    with pytest.raises(ValueError, match=r"impl='triton' is not possible: .* for GPUs, q is on cpu; use impl='auto'"):
+        dape.attention(q, q, q, pe, impl="triton")
+    cope = dape.build("cope", num_heads=2, head_dim=8, train_length=8)
+    with pytest.raises(ValueError, match="impl='triton' needs logits in closed form"):
+        dape.attention(q, q, q, cope, impl="triton")
+
+
+# Ahead of time -------------------------------------------------------------------------------------------------------
+
+SHARED = {"sm_80": 166_912, "sm_90": 232_448, "gfx942": 65_536}
+"""Bytes a program may have: a kernel that needs more compiles, but cannot be launched."""
+
+
+@installed
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("target", SHARED)
+def test_compiled_ahead_of_time(target, dtype, tmp_path):
+    """12 heads of width 64 and 32 hidden units, as in the paper's models."""
+    done = run_python(
+        *("-W", "ignore", str(HERE / "triton_compiled.py"), target, dtype, "12", "64", "32"),
+        TRITON_CACHE_DIR=str(tmp_path),
+        TRITON_INTERPRET="0",
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["kernel"] for row in found} >= {"forward", "queries", "keys", "terms"}
+    for row in found:
+        assert row["shared"] <= SHARED[target], row
+        assert row["spilled"] <= 320, row
+        assert row["registers"] > 32, row  # else the compiler gave up and keeps everything in memory
+
+
+# On a GPU ------------------------------------------------------------------------------------------------------------
+
+LABELS = ["kerple", "dape-kerple", "dape-rope", "fire", "dape-fire"]
+
+
+def on_gpu(label: str, dtype: torch.dtype, *, heads: int, width: int, queries: int, keys: int, kv_heads: int):
+    torch.manual_seed(0)
+    pe = dape.build(label, num_heads=heads, head_dim=width, train_length=64).cuda()
+    shapes = ((heads, queries), (kv_heads, keys), (kv_heads, keys))
+    q, k, v = (torch.randn(2, h, t, width, device="cuda").to(dtype).requires_grad_() for h, t in shapes)
+    return pe, {"q": q, "k": k, "v": v}
+
+
+def results(impl: str, pe, tensors: dict[str, torch.Tensor], **call) -> dict[str, torch.Tensor]:
+    out = dape.attention(*tensors.values(), pe, impl=impl, **call)
+    towards = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+    wanted = {**tensors, **dict(pe.named_parameters())}
+    grads = torch.autograd.grad(out, list(wanted.values()), towards, allow_unused=True)
+    return {"output": out, **{n: g for n, g in zip(wanted, grads, strict=True) if g is not None}}
+
+
+def exact(pe, tensors: dict[str, torch.Tensor], **call) -> dict[str, torch.Tensor]:
+    double = {n: x.detach().double().requires_grad_() for n, x in tensors.items()}
+    found = results("reference", pe.double(), double, **call)
+    pe.float()
+    return found
+
+
+@pytest.mark.gpu
+@installed
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize(
+    ("dtype", "output", "gradient"),
+    [(torch.float32, 2e-5, 1e-3), (torch.float16, 5e-3, 3e-2), (torch.bfloat16, 3e-2, 0.2)],
+)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "queries", "keys"),
+    [(12, 12, 64, 200, 200), (8, 2, 80, 75, 301), (16, 16, 128, 64, 64), (32, 8, 64, 33, 90), (12, 4, 64, 1, 2000)],
+)
+@pytest.mark.parametrize("causal", [True, False])
+def test_gpu(label, dtype, output, gradient, heads, kv_heads, width, queries, keys, causal):
+    pe, tensors = on_gpu(label, dtype, heads=heads, width=width, queries=queries, keys=keys, kv_heads=kv_heads)
+    found, wanted = results("triton", pe, tensors, causal=causal), exact(pe, tensors, causal=causal)
+    for name, value in wanted.items():
+        allowed = (output if name == "output" else gradient) * max(1.0, value.abs().max().item())
+        assert (found[name] - value).abs().max() < allowed, name
+
+
+@pytest.mark.gpu
+@installed
+@pytest.mark.parametrize("label", LABELS)
+def test_gpu_same_bits_every_time(label):
+    pe, tensors = on_gpu(label, torch.float16, heads=12, width=64, queries=300, keys=300, kv_heads=12)
+    first = results("triton", pe, tensors)
+    for _ in range(5):
+        again = results("triton", pe, tensors)
+        assert all(torch.equal(again[name], first[name]) for name in first)
+
+
+@pytest.mark.gpu
+@installed
+def test_gpu_is_chosen():
+    pe, tensors = on_gpu("dape-kerple", torch.float16, heads=12, width=64, queries=30, keys=30, kv_heads=12)
+    _, choice = dape.attention(*tensors.values(), pe, explain=True)
+    assert choice.impl == "triton"

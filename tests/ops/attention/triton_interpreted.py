@@ -1,0 +1,185 @@
+"""Run by test_triton.py in a process with TRITON_INTERPRET=1, which triton reads when kernels are imported."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.ops.attention.test_equivalence import (
+    CASES,
+    KERNELS,
+    SITUATIONS,
+    Inputs,
+    assert_near,
+    at,
+    draw,
+    make,
+    outputs_and_gradients,
+)
+
+import dape
+from dape.ops.attention.triton_kernels import cells, kernels, run
+from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
+from dape.positional.base import PositionalEncoding
+
+assert INTERPRETED and os.environ["TRITON_INTERPRET"] == "1"
+
+COMPILED = [case for case in CASES if case[0] not in KERNELS["row blocks"]]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Terms of FIRE come in blocks of few rows, and few keys are split already."""
+    monkeypatch.setattr(cells, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(run, "SPLIT_KEYS", 32)
+
+
+def of_sizes(heads: int, kv_heads: int, width: int, queries: int, keys: int) -> Inputs:
+    torch.manual_seed(heads)
+    q, k = torch.randn(2, heads, queries, width), torch.randn(2, kv_heads, keys, width)
+    return Inputs(q, k, torch.randn(2, kv_heads, keys, width))
+
+
+def with_hidden(heads: int, width: int, hidden: int) -> Callable[[str, torch.dtype], PositionalEncoding]:
+    def make(label: str, dtype: torch.dtype) -> PositionalEncoding:
+        torch.manual_seed(1)
+        return dape.build(label, num_heads=heads, head_dim=width, train_length=32, hidden=hidden).to(dtype)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "hidden", "queries", "keys", "causal"),
+    [(3, 3, 16, 4, 33, 33, False), (8, 2, 80, 33, 18, 33, True), (12, 12, 64, 32, 19, 19, True)],
+)
+@pytest.mark.parametrize("name", ["dape-kerple"])
+def test_sizes(name, heads, kv_heads, width, hidden, queries, keys, causal):
+    inputs = of_sizes(heads, kv_heads, width, queries, keys)
+    inputs.call["key_padding_mask"] = torch.rand(2, keys) < 0.2
+    assert_near(name, inputs, impl="triton", make=with_hidden(heads, width, hidden), causal=causal)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "hidden", "queries", "keys"),
+    [(12, 4, 64, 32, 75, 75), (16, 16, 80, 33, 40, 71), (17, 1, 64, 64, 20, 40), (32, 8, 128, 32, 17, 33)],
+)
+@pytest.mark.parametrize("name", ["dape-kerple", "dape-fire"])
+def test_large_sizes(name, heads, kv_heads, width, hidden, queries, keys, causal):
+    inputs = of_sizes(heads, kv_heads, width, queries, keys)
+    assert_near(name, inputs, impl="triton", make=with_hidden(heads, width, hidden), causal=causal)
+
+
+FAST = [
+    *(("dape-kerple concat_residual", True, situation) for situation in SITUATIONS),
+    *(("dape-fire", False, situation) for situation in ["positions of each item", "padding", "one key head"]),
+    ("dape-fire", True, "keys with gaps"),
+]
+
+
+@pytest.mark.parametrize(("label", "causal", "situation"), FAST)
+def test_situations(label, causal, situation):
+    assert_near(label, SITUATIONS[situation](), impl="triton", causal=causal)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("label", "causal", "situation"),
+    [
+        (label, causal, situation)
+        for label, causal in COMPILED
+        for situation in SITUATIONS
+        if label in {*KERNELS["lag tables"], *KERNELS["bias tiles"]} and (label, causal, situation) not in FAST
+    ],
+)
+def test_other_situations(label, causal, situation):
+    assert_near(label, SITUATIONS[situation](), impl="triton", causal=causal)
+
+
+@pytest.mark.parametrize("t", [1, pytest.param(64, marks=pytest.mark.slow), pytest.param(37, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("label", "causal"), [case for case in COMPILED if "randomized" not in case[0]])
+def test_square(label, causal, t):
+    assert_near(label, draw(t), impl="triton", causal=causal)
+
+
+@pytest.mark.parametrize(("label", "rows"), [("dape-kerple concat_residual", 1), ("dape-fire", 3)])
+def test_decoding_splits_the_keys(label, rows):
+    inputs = draw(rows, 75)
+    inputs.call["key_padding_mask"] = torch.zeros(2, 75, dtype=torch.bool)
+    inputs.call["key_padding_mask"][1, 14:70] = True  # a part without any key
+    assert_near(label, inputs, impl="triton")
+
+
+def test_rows_before_the_first_key_are_zero():
+    inputs = at(draw(13, 19), 0, 6).to(torch.float32)
+    seen = outputs_and_gradients("triton", make("dape-kerple concat_residual", torch.float32), inputs)
+    assert (seen["output"][:, :, :6] == 0).all() and (seen["output"][:, :, 6:] != 0).any()
+    assert (seen["q"][:, :, :6] == 0).all()
+
+
+@pytest.mark.parametrize("label", ["dape-kerple concat_residual"])
+@pytest.mark.parametrize(("dtype", "output", "gradient"), [(torch.float16, 2e-3, 1e-2), (torch.bfloat16, 2e-2, 0.1)])
+def test_half_precision(label, dtype, output, gradient):
+    """Against the reference on the same rounded inputs. Operands of products are rounded, sums are not."""
+    pe, inputs = make(label, torch.float32), draw(21).to(dtype)
+    half = outputs_and_gradients("triton", pe, inputs)
+    exact = outputs_and_gradients("reference", make(label, torch.float32).double(), inputs.to(torch.float64))
+    assert half["output"].dtype == half["k"].dtype == dtype
+    for name, value in exact.items():
+        allowed = (output if name == "output" else gradient) * max(1.0, value.abs().max().item())
+        assert (half[name] - value).abs().max() < allowed, name
+
+
+def test_same_bits_every_time():
+    pe, inputs = make("dape-kerple concat_residual", torch.float32), draw(18).to(torch.float32)
+    first, again = (outputs_and_gradients("triton", pe, inputs) for _ in range(2))
+    assert all(torch.equal(again[name], first[name]) for name in first)
+
+
+def test_hands_on_nans():
+    pe, inputs = make("dape-kerple concat_residual", torch.float32), draw(21).to(torch.float32)
+    inputs.q[0, 1, 17, 2] = torch.nan
+    out = dape.attention(inputs.q, inputs.k, inputs.v, pe, impl="triton")
+    assert out[0, :, 17].isnan().all() and out[0, :, :17].isfinite().all() and out[1].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "hidden", "dtype", "message"),
+    [
+        (40, 8, 8, torch.float32, "at most 32; q has 40"),
+        (2, 136, 8, torch.float32, "width 128 at most, q has 136"),
+        (2, 8, 65, torch.float32, "64 hidden units at most, f has 65"),
+        (2, 8, 8, torch.float64, "q is torch.float64"),
+    ],
+)
+def test_what_does_not_fit_is_refused(heads, width, hidden, dtype, message):
+    q = torch.zeros(1, heads, 3, width, dtype=dtype)
+    pe = with_hidden(heads, width, hidden)("dape-kerple", dtype)
+    with pytest.raises(ValueError, match=message):
+        dape.attention(q, q, q, pe, impl="triton")
+
+
+def test_a_processor_is_not_chosen_to_interpret():
+    pe, inputs = make("dape-kerple concat_residual", torch.float32), draw(9).to(torch.float32)
+    _, choice = dape.attention(inputs.q, inputs.k, inputs.v, pe, explain=True)
+    assert choice.impl != "triton"
+
+
+@pytest.mark.parametrize("mix", [False, True])
+def test_fake_kernels_tell_the_truth(mix):
+    """Shapes, dtypes and strides, which torch.compile relies on."""
+    inputs, heads = draw(9, 12).to(torch.float32), 4
+    tables = [
+        torch.randn(heads, 20),
+        *((torch.randn(8, heads), torch.randn(8, 20), torch.randn(heads, 8)) if mix else [None] * 3),
+    ]
+    call = (inputs.q, inputs.k, inputs.v, *tables, None, 3, True, "triton")
+    torch.library.opcheck(torch.ops.dape.lag_attention.default, call, test_utils=("test_schema", "test_faketensor"))
+    out, lse = torch.ops.dape.lag_attention(*call)
+    backward = (torch.ones_like(out), out, lse, *call)
+    torch.library.opcheck(torch.ops.dape.lag_attention_backward.default, backward, test_utils=("test_faketensor",))
+
+
+def test_kernels_are_interpreted():
+    assert "Interpreted" in type(kernels.forward).__name__
