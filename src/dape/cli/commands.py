@@ -16,6 +16,8 @@ from dape.bench.attention import AttentionBench
 from dape.bench.attention import run as bench_attention
 from dape.bench.che import CheBench
 from dape.bench.che import run as bench_che
+from dape.bench.decode import DecodeBench
+from dape.bench.decode import run as bench_decode
 from dape.bench.train import TrainBench
 from dape.bench.train import run as bench_train
 from dape.cli import che, compare, evaluate, generate, probe, train
@@ -160,6 +162,15 @@ COMMANDS = [
             "": "the tiny model at 64 and 128 tokens",
             "--preset 350m-slice --encodings kerple dape-kerple": "what DAPE costs in a larger model",
             "--encodings plain-gpt rope --threads 1 --json rope.json": "this package against PyTorch's own attention",
+        },
+    ),
+    Command(
+        "bench decode",
+        DecodeBench,
+        bench_decode,
+        examples={
+            "": "six encodings against 1024 and 8192 keys",
+            "--lengths 32768 --encodings dape-kerple --threads 1": "one encoding, a longer cache, one core",
         },
     ),
     Command(

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import dape
-from dape.ops.attention.fused import available, build, library
+from dape.ops.attention.fused import available, build, library, run
+from dape.ops.attention.fused.library import pack
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler")
 needs_posix = pytest.mark.skipif(os.name != "posix", reason="about permissions")
@@ -108,11 +109,23 @@ def test_no_closed_form():
         dape.attention(*torch.randn(3, 1, 2, 9, 4), pe, impl="fused")
 
 
-def test_few_queries_stay_with_blocked():
-    """Decoding lays out no keys."""
-    pe = dape.build("dape-kerple", num_heads=2, head_dim=4, train_length=8)
-    q, k, v = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 30, 4), torch.randn(1, 2, 30, 4)
-    assert dape.attention(q, k, v, pe, explain=True)[1].impl == "blocked"
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("queries", [1, 3, 8])
+def test_decoding_reads_keys_where_they_are(queries, threads, monkeypatch, one_thread):
+    """A part of a cache, as models hold it; the keys are cut for the threads and joined again."""
+    monkeypatch.setattr(
+        run, "pack", lambda x, layout, *rest: pack(x, layout, *rest) if layout == library.ROWS else None
+    )
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    pe = dape.build("dape-kerple", num_heads=4, head_dim=6, train_length=8)
+    cache = torch.randn(2, 2, 2, 700, 6)
+    q, (k, v) = torch.randn(2, 4, queries, 6), cache[:, :, :, :603]
+    out, choice = dape.attention(q, k, v, pe, explain=True)
+    assert choice.impl == "fused"
+    exact = dape.attention(q.double(), k.double(), v.double(), pe.double(), impl="reference")
+    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-6)
 
 
 @needs_compiler
