@@ -10,6 +10,7 @@ from dape.models.config import DecoderConfig
 from dape.models.decoder import DecoderLM
 from dape.models.generate import Sampling, choose, generate
 from dape.positional.catalogue import encodings
+from dape.positional.rope import Rope
 
 VOCABULARY, TRAIN_LENGTH = 13, 8
 NAMES = [*encodings(), "randomized-rope", "randomized-sinusoidal", "randomized-dape-fire"]
@@ -237,3 +238,14 @@ def test_ids_without_meaning_are_never_chosen(prompt):
     for sampling in (Sampling(temperature=0), Sampling(temperature=5.0)):
         assert texts(model, prompt, 20, sampling=sampling, allowed=7).max() < 7
     assert texts(model, prompt, 20, sampling=Sampling(temperature=0)).max() >= 7
+
+
+@pytest.mark.parametrize(("encoding", "most"), [("rope", 20), ("dape-rope", 20), ("yarn", 29)])
+def test_keys_are_rotated_once(encoding, most, monkeypatch):
+    """A prompt of 20 tokens, then 9 steps: only a rotation that changes with the length turns old keys again."""
+    seen = []
+    real = Rope.rotate
+    monkeypatch.setattr(Rope, "rotate", lambda self, q, k, grid: seen.append(k.shape[2]) or real(self, q, k, grid))
+    prompt = torch.arange(20).remainder(VOCABULARY).unsqueeze(0)
+    assert texts(tiny(encoding, layers=1), prompt, 10).shape == (1, 10)
+    assert seen[0] == 20 and max(seen) == most and len(seen) == 10

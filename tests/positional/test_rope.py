@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import dape
 from dape import Grid
 
 
@@ -125,3 +126,31 @@ def test_rope_equals_llama(make):
     theirs = apply_rotary_pos_emb(q, k, cos, sin)
     ours = make("rope", head_dim=32, base=5e3).rotate(q, k, Grid(q_index=positions, k_index=positions, causal=True))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)  # float32 angles of up to 2000 radians
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "once"),
+    [
+        ("rope", {}, True),
+        ("dape-rope", {}, True),
+        ("pi", {}, False),
+        ("pi", {"scale": 4.0}, True),
+        ("yarn", {}, False),
+        ("dape-yarn", {}, False),
+        ("yarn", {"scale": 4.0}, True),
+        ("randomized-rope", {}, False),
+        ("kerple", {}, True),
+    ],
+)
+def test_whether_rotated_keys_may_be_cached(name, options, once):
+    """Then the rotation of a part is a part of the rotation, and attention takes q and k as they are."""
+    pe = dape.build(name, num_heads=2, head_dim=8, train_length=16, **options)
+    assert pe.rotates_once is once
+    if not once:
+        return
+    q, k, v = torch.randn(3, 1, 2, 50, 8, generator=torch.Generator().manual_seed(0))
+    whole, part = torch.arange(50), torch.arange(40, 50)
+    turned_q, turned_k = pe.rotate(q, k, Grid.at(whole, whole, causal=True))
+    _, later = pe.rotate(q[:, :, 40:], k[:, :, 40:], Grid.at(part, part, causal=True))
+    torch.testing.assert_close(turned_k[:, :, 40:], later)
+    torch.testing.assert_close(dape.attention(turned_q, turned_k, v, pe, rotated=True), dape.attention(q, k, v, pe))

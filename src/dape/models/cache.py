@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class LayerCache:
-    """One layer's keys (not rotated: position interpolation may change as the text grows) and values."""
+    """One layer's values and keys. These are rotated, unless their rotation may change as the text grows."""
 
     def __init__(self) -> None:
         self._k: Tensor | None = None

@@ -1,11 +1,13 @@
 """The parts of a transformer block, shared by every model."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from dape.models.cache import LayerCache
 from dape.ops.attention import attention
 from dape.positional.base import PositionalEncoding
+from dape.positional.grid import Grid
 
 
 class SelfAttention(nn.Module):
@@ -27,10 +29,18 @@ class SelfAttention(nn.Module):
     ) -> Float[Tensor, "b t m"]:
         """With ``last``, the output of the last tokens only: the others serve as keys and values."""
         q, k, v = self._project(x, last)
+        rotated = cache is not None and pe.rotates_once
         if cache is not None:
+            if rotated:
+                q, k = pe.rotate(q, k, self._new_places(q, k, cache))
             k, v = cache.append(k, v)
-        y = attention(q, k, v, pe, causal=self.causal)
+        y = attention(q, k, v, pe, causal=self.causal, rotated=rotated)
         return self.out(y.transpose(1, 2).flatten(2))
+
+    def _new_places(self, q: Tensor, k: Tensor, cache: LayerCache) -> Grid:
+        """The new tokens among themselves."""
+        places = torch.arange(cache.length, cache.length + k.shape[2], device=k.device)
+        return Grid.at(places[-q.shape[2] :], places, causal=self.causal)
 
     def _project(self, x: Float[Tensor, "b t m"], last: int | None) -> tuple[Tensor, Tensor, Tensor]:
         if last is None or last >= x.shape[1]:

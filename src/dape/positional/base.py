@@ -112,6 +112,11 @@ class PositionalEncoding(nn.Module, ABC):
     ) -> tuple[Float[Tensor, "*b h q d"], Float[Tensor, "*b g k d"]]:
         return q, k
 
+    @property
+    def rotates_once(self) -> bool:
+        """Whether a token's rotation depends on its own position alone, so that a cache may hold rotated keys."""
+        return type(self).rotate is PositionalEncoding.rotate
+
     def logits(
         self,
         scores: Float[Tensor, "*b h q k"],

@@ -97,6 +97,10 @@ class DapeWrapper(PositionalEncoding):
     ) -> tuple[Float[Tensor, "*b h q d"], Float[Tensor, "*b g k d"]]:
         return self.base.rotate(q, k, grid)
 
+    @property
+    def rotates_once(self) -> bool:
+        return self.base.rotates_once
+
     @abstractmethod
     def mixed(self, scores: Float[Tensor, "*b h q k"], grid: Grid) -> Float[Tensor, "*b h q k"]:
         """The output of f alone."""

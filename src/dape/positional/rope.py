@@ -46,6 +46,10 @@ class Rope(PositionalEncoding):
         q_spectrum, k_spectrum = self.spectra(grid, dtype)
         return self._turn(q, grid.q_pos, q_spectrum, dtype), self._turn(k, grid.k_pos, k_spectrum, dtype)
 
+    @property
+    def rotates_once(self) -> bool:
+        return type(self).spectra is Rope.spectra
+
     def _turn(self, x: Tensor, positions: Tensor, spectrum: Spectrum, dtype: torch.dtype) -> Tensor:
         frequencies, amplitude = spectrum
         angle = positions.to(dtype).unsqueeze(-1) * frequencies
@@ -71,6 +75,10 @@ class PositionInterpolation(Rope):
         if scale is not None and require_positive("scale", scale) < 1:
             raise ValueError(f"scale is how many times longer inputs may be than in training: 1 or more, got {scale}")
         self.scale = scale
+
+    @property
+    def rotates_once(self) -> bool:
+        return self.scale is not None
 
     def spectra(self, grid: Grid, dtype: torch.dtype) -> tuple[Spectrum, Spectrum]:
         q_stretch, k_stretch = (self.stretch(longest, dtype) for longest in grid.longest())

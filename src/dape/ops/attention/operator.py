@@ -55,6 +55,7 @@ def attention(
     key_padding_mask: Tensor | None = None,
     q_document: Tensor | None = None,
     k_document: Tensor | None = None,
+    rotated: bool = False,
     impl: Impl = "auto",
     explain: Literal[True],
 ) -> tuple[Tensor, Choice]: ...
@@ -73,6 +74,7 @@ def attention(
     key_padding_mask: Tensor | None = None,
     q_document: Tensor | None = None,
     k_document: Tensor | None = None,
+    rotated: bool = False,
     impl: Impl = "auto",
     explain: Literal[False] = False,
 ) -> Tensor: ...
@@ -90,6 +92,7 @@ def attention(
     key_padding_mask: Bool[Tensor, "b k"] | None = None,
     q_document: Int[Tensor, "*b q"] | None = None,
     k_document: Int[Tensor, "*b k"] | None = None,
+    rotated: bool = False,
     impl: Impl = "auto",
     explain: bool = False,
 ) -> Float[Tensor, "b h q e"] | tuple[Float[Tensor, "b h q e"], Choice]:
@@ -99,6 +102,9 @@ def attention(
     ``causal`` a key is visible if its position is not larger than the query's. ``key_padding_mask`` is True at padding.
     ``q_document``/``k_document`` number the documents of a packed batch, which then do not see each other; without
     them, positions that start anew would let later documents be seen. Rows that see nothing return zeros.
+
+    ``rotated`` says that q and k have been through ``pe.rotate`` already, as keys of a cache may have been if
+    ``pe.rotates_once``.
 
     ``g`` key/value heads may be fewer than ``h`` query heads (grouped-query attention). Half-precision inputs are
     computed in float32 and returned in their own dtype (rotated q and k are rounded to it on the way).
@@ -130,7 +136,7 @@ def attention(
         choice = choose(q, k, v, grid, form, impl)
         if choice.impl in ("blocked", "fused", "triton"):
             check_no_tangents(q, k, v, *pe.parameters())
-        q, k = pe.rotate(q, k, grid)
+        q, k = (q, k) if rotated else pe.rotate(q, k, grid)
         out = _run(choice, q, k, v, pe, grid, form)
     check_outcome(out, pe)
     return (out, choice) if explain else out
