@@ -300,7 +300,7 @@ def test_a_link_is_followed(tmp_path):
         ({"lengths": (0,)}, "--lengths must be positive, got 0"),
         ({"lengths": (512, -3)}, "--lengths must be positive, got -3"),
         ({"lengths": ()}, "at least one length"),
-        ({"impls": ("blocked", "fast")}, "'fast' is not known; choose from fused, blocked"),
+        ({"impls": ("blocked", "fast")}, "'fast' is not known; choose from fused, triton, blocked"),
         ({"impls": ()}, "--impls needs at least one"),
         ({"passes": ("backward",)}, "--passes: 'backward'"),
         ({"dtype": "float8"}, "--dtype: 'float8'"),

@@ -26,7 +26,7 @@ from dape.provenance import machine
 if TYPE_CHECKING:
     from dape.bench.cases import Shape
 
-Impl = Literal["fused", "blocked", "appendix", "sdpa", "static", "reference", "auto"]
+Impl = Literal["fused", "triton", "blocked", "appendix", "sdpa", "static", "reference", "auto"]
 Dtype = Literal["float32", "bfloat16", "float64"]
 
 QUICK_LENGTH, QUICK_REPEATS = 512, 3
@@ -37,10 +37,10 @@ SHARE_OF_MEMORY = 0.7
 class AttentionBench:
     """Time and peak memory of attention, by implementation and length.
 
-    Implementations: `fused` (compiled C++), `blocked` and `reference` are this package's (`auto` its choice among
-    them); `appendix` is DAPE written out densely as in the paper, `static` the dense Kerple bias alone, and `sdpa`
-    PyTorch's fused attention without positions. Each is first compared with the reference, then all take turns and the
-    median counts.
+    Implementations: `fused` (compiled C++, CPU), `triton` (GPU), `blocked` and `reference` are this package's (`auto`
+    its choice among them); `appendix` is DAPE written out densely as in the paper, `static` the dense Kerple bias
+    alone, and `sdpa` PyTorch's fused attention without positions. Each is first compared with the reference, then all
+    take turns and the median counts.
     """
 
     lengths: tuple[int, ...] = (512, 1024, 2048)

@@ -100,8 +100,8 @@ def _implementation(impl: str) -> Callable[..., Tensor]:
 
 
 def why_not(impl: str, shape: Shape) -> str | None:
-    """Why the compiled kernel cannot run here: no compiler, another precision, no closed form."""
-    if impl != "fused":
+    """Why a kernel cannot run here: no compiler, another device or precision, no closed form."""
+    if impl not in ("fused", "triton"):
         return None
     try:
         run_once(impl, make_inputs(replace(shape, batch=1), 1))

@@ -39,7 +39,7 @@ def cases(sizes: Sizes, device: str) -> Iterator[tuple[str, Any, dict[str, Any]]
         yield "queries", kernels.backward_queries, {**square, **flags}
         for what in run.together_or_apart(sizes, device, "FOR_K", "FOR_V"):
             yield "keys", kernels.backward_keys, {**square, **what, **flags}
-        for what in run.together_or_apart(sizes, device, "FOR_WEIGHTS", "FOR_TERMS"):
+        for what in run.together_or_apart(sizes, device, "FOR_WEIGHTS", "FOR_TERMS", apart=not tables):
             yield "terms", kernels.backward_terms, {**square, **what, **flags}
 
 
@@ -85,7 +85,14 @@ def number(pattern: str, text: str) -> int:
 
 def main(name: str, dtype: str, heads: str, width: str, hidden: str) -> None:
     target = TARGETS[name]
-    sizes = Sizes(heads=int(heads), group=1, width=int(width), values=int(width), hidden=int(hidden))
+    sizes = Sizes(
+        heads=int(heads),
+        group=1,
+        width=int(width),
+        values=int(width),
+        hidden=int(hidden),
+        item_bytes=4 if dtype == "fp32" else 2,
+    )
     usual = run.flags(mix=True, tables=True, causal=True, static=True, padding=True, dtype=dtype, interpreted=False)
     for kind, kernel, own in cases(sizes, target.backend):
         built = compiled(kernel, {**sizes.constants(), **usual, **own}, target, dtype, sizes.warps)

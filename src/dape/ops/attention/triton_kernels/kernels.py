@@ -27,13 +27,16 @@ _SIZES = ["offset", "start", "queries", "keys", "span", "static_c", "static_i", 
 
 @triton.jit
 def _rows(x, item, rows, count, x_b, x_h, x_t, HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
-          HP: tl.constexpr, PADDED: tl.constexpr):  # fmt: skip
-    """[HP, rows, PADDED]; GROUP heads share what is read."""
+          HP: tl.constexpr, PADDED: tl.constexpr, EVICT: tl.constexpr = "evict_last"):  # fmt: skip
+    """[HP, rows, PADDED]; GROUP heads share what is read.
+
+    What is needed twice in a tile is read twice: held in shared memory between, wide heads would not fit. The other
+    EVICT is what keeps the compiler from making it one."""
     h = tl.arange(0, HP)[:, None, None]
     c = tl.arange(0, PADDED)[None, None, :]
     r = rows[None, :, None]
     where = item.to(tl.int64) * x_b + (h // GROUP) * x_h + r * x_t + c
-    return tl.load(x + where, mask=(h < HEADS) & (r < count) & (c < WIDTH), other=0.0)
+    return tl.load(x + where, mask=(h < HEADS) & (r < count) & (c < WIDTH), other=0.0, eviction_policy=EVICT)
 
 
 @triton.jit
@@ -170,18 +173,18 @@ def forward(
 
 
 @triton.jit
-def _backward_tile(
-    query, key, value, d_out, norm, delta, wa, w2, static, pre, padding,
+def _weights(
+    query, key, norm, wa, w2, static, pre, padding,
     item, i0, j0, scale, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
     HEADS: tl.constexpr, HIDDEN: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
     SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """p and dL as [HP, M, N]; then as cells: scores, hidden units, their gradients before the activation, dL."""
-    h, u = tl.arange(0, HP), tl.arange(0, DP)
+    """Weights p, [HP, M, N], recomputed; then, as cells, scores, hidden units and their slopes."""
     scores = _dot(query, _turn(key), STORE, TYPE) * scale
     logits = scores
     if MIX:
+        h, u = tl.arange(0, HP), tl.arange(0, DP)
         x = _cells(scores, HP, M, N).to(STORE)
         z = _dot(x, tl.load(wa + u[None, :] * HP + h[:, None]), STORE, TYPE)
         z += _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, TABLES, HIDDEN, DP, M, N)
@@ -189,16 +192,25 @@ def _backward_tile(
         hidden = (z * slope).to(STORE)
         y = _dot(hidden, tl.load(w2 + h[None, :] * DP + u[:, None]), STORE, TYPE)
         logits = scores + _planes(y, HP, M, N)
+    else:
+        x, hidden, slope = scores, scores, scores
     logits = _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start,
                      static_i, static_c, static_r, TABLES, CAUSAL, STATIC, PADDING, HEADS, HP, M, N)  # fmt: skip
-    p = tl.exp2(logits - norm)
+    return tl.exp2(logits - norm), x, hidden, slope
+
+
+@triton.jit
+def _d_logits(p, d_out, value, delta, slope, w2, HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+              MIX: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+    """Of the logits, [HP, M, N]; then, as cells, the same, and of the hidden units before the activation."""
     d_logits = p * (_dot(d_out, _turn(value), STORE, TYPE) - delta)
     if MIX:
+        h, u = tl.arange(0, HP), tl.arange(0, DP)
         d_cells = _cells(d_logits, HP, M, N).to(STORE)
         d_z = _dot(d_cells, tl.load(w2 + h[:, None] * DP + u[None, :]), STORE, TYPE) * slope
     else:
-        x, hidden, d_z, d_cells = p, p, p, p
-    return p, d_logits, x, hidden, d_z, d_cells
+        d_cells, d_z = d_logits, d_logits
+    return d_logits, d_cells, d_z
 
 
 @triton.jit
@@ -226,8 +238,6 @@ def backward_queries(
     i0 = tl.program_id(0) * M
     item = tl.program_id(1)
     rows = i0 + tl.arange(0, M)
-    query = _rows(q, item, rows, queries, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, DK)
-    d_out = _rows(grad, item, rows, queries, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, DV)
     norm = _row_values(lse, item, rows, queries, lse_b, lse_h, HEADS, HP, float("inf"))
     row_delta = _row_values(delta, item, rows, queries, lse_b, lse_h, HEADS, HP, 0.0)
     sums = tl.zeros((HP, M, DK), tl.float32)
@@ -236,14 +246,18 @@ def backward_queries(
         end = tl.minimum(end, offset + i0 + M)
     for j0 in tl.range(0, end, N, disable_licm=True):
         cols = j0 + tl.arange(0, N)
+        query = _rows(q, item, rows, queries, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, DK)
         key = _rows(k, item, cols, keys, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, DK)
-        value = _rows(v, item, cols, keys, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, DV)
-        _p, d_logits, _x, _hidden, d_z, _d_cells = _backward_tile(
-            query, key, value, d_out, norm, row_delta, wa, w2, static, pre, padding,
+        p, _x, _hidden, slope = _weights(
+            query, key, norm, wa, w2, static, pre, padding,
             item, i0, j0, scale, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
             HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, STORE, TYPE)  # fmt: skip
+        value = _rows(v, item, cols, keys, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, DV)
+        d_out = _rows(grad, item, rows, queries, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, DV)
+        d_logits, _d_cells, d_z = _d_logits(p, d_out, value, row_delta, slope, w2, HP, DP, M, N, MIX, STORE, TYPE)
         d_scores = _d_scores(d_logits, d_z, wa, HP, DP, M, N, MIX, STORE, TYPE)
-        sums += _dot(d_scores, key, STORE, TYPE)
+        again = _rows(k, item, cols, keys, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, DK, "evict_first")
+        sums += _dot(d_scores, again, STORE, TYPE)
     _store_rows(d_q, sums * scale, item, rows, queries, dq_b, dq_h, dq_t, HEADS, WIDTH, HP, DK)
 
 
@@ -273,20 +287,22 @@ def backward_keys(
     for i0 in tl.range(begin, queries, M, disable_licm=True):
         rows = i0 + tl.arange(0, M)
         key = _rows(k, item, cols, keys, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, DK)
-        value = _rows(v, item, cols, keys, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, DV)
         query = _rows(q, item, rows, queries, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, DK)
-        d_out = _rows(grad, item, rows, queries, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, DV)
         norm = _row_values(lse, item, rows, queries, lse_b, lse_h, HEADS, HP, float("inf"))
-        row_delta = _row_values(delta, item, rows, queries, lse_b, lse_h, HEADS, HP, 0.0)
-        p, d_logits, _x, _hidden, d_z, _d_cells = _backward_tile(
-            query, key, value, d_out, norm, row_delta, wa, w2, static, pre, padding,
+        p, _x, _hidden, slope = _weights(
+            query, key, norm, wa, w2, static, pre, padding,
             item, i0, j0, scale, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
             HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, STORE, TYPE)  # fmt: skip
+        value = _rows(v, item, cols, keys, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, DV)
+        d_out = _rows(grad, item, rows, queries, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, DV)
+        row_delta = _row_values(delta, item, rows, queries, lse_b, lse_h, HEADS, HP, 0.0)
+        d_logits, _d_cells, d_z = _d_logits(p, d_out, value, row_delta, slope, w2, HP, DP, M, N, MIX, STORE, TYPE)
         if FOR_V:
             sums_v += _dot(_turn(p), d_out, STORE, TYPE)
         if FOR_K:
             d_scores = _d_scores(d_logits, d_z, wa, HP, DP, M, N, MIX, STORE, TYPE)
-            sums_k += _dot(_turn(d_scores), query, STORE, TYPE)
+            again = _rows(q, item, rows, queries, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, DK, "evict_first")
+            sums_k += _dot(_turn(d_scores), again, STORE, TYPE)
     if FOR_K:
         _store_rows(d_k, sums_k * scale, item, cols, keys, dk_b, dk_h, dk_t, HEADS, WIDTH, HP, DK)
     if FOR_V:
@@ -334,14 +350,15 @@ def backward_terms(
         rows, cols = i0 + tl.arange(0, M), j0 + tl.arange(0, N)
         query = _rows(q, item, rows, queries, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, DK)
         key = _rows(k, item, cols, keys, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, DK)
-        value = _rows(v, item, cols, keys, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, DV)
-        d_out = _rows(grad, item, rows, queries, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, DV)
         norm = _row_values(lse, item, rows, queries, lse_b, lse_h, HEADS, HP, float("inf"))
-        row_delta = _row_values(delta, item, rows, queries, lse_b, lse_h, HEADS, HP, 0.0)
-        _p, d_logits, x, hidden, d_z, d_cells = _backward_tile(
-            query, key, value, d_out, norm, row_delta, wa, w2, static, pre, padding,
+        p, x, hidden, slope = _weights(
+            query, key, norm, wa, w2, static, pre, padding,
             item, i0, j0, scale, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
             HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, STORE, TYPE)  # fmt: skip
+        value = _rows(v, item, cols, keys, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, DV)
+        d_out = _rows(grad, item, rows, queries, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, DV)
+        row_delta = _row_values(delta, item, rows, queries, lse_b, lse_h, HEADS, HP, 0.0)
+        d_logits, d_cells, d_z = _d_logits(p, d_out, value, row_delta, slope, w2, HP, DP, M, N, MIX, STORE, TYPE)
         if FOR_WEIGHTS:
             K: tl.constexpr = M * N // PARTS
             d_z3, x3 = tl.reshape(d_z.to(STORE), (PARTS, K, DP)), tl.reshape(x, (PARTS, K, HP))

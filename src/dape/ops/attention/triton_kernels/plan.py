@@ -2,9 +2,15 @@
 
 from dataclasses import dataclass
 
+import torch
+
+BACKEND = "cuda" if torch.version.hip is None else "hip"
 SMALLEST = 16
 """A product of matrices has at least this many terms in each sum."""
 MAX_HEADS, MAX_WIDTH, MAX_HIDDEN = 32, 128, 64
+MAX_ROW_BYTES = {"cuda": 4096, "hip": 2048}
+"""Of all heads of a row, padded: two tiles of 16 rows must fit into shared memory at once."""
+USUAL_ROW_BYTES = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +23,7 @@ class Sizes:
     width: int
     values: int
     hidden: int
+    item_bytes: int = 2
 
     @property
     def hp(self) -> int:
@@ -35,9 +42,13 @@ class Sizes:
         return padded(self.hidden)
 
     @property
+    def row_bytes(self) -> int:
+        return self.hp * max(self.dk, self.dv) * self.item_bytes
+
+    @property
     def large(self) -> bool:
-        """More than 16 heads of width 64: what belongs to a row takes more registers than usual."""
-        return self.hp * max(self.dk, self.dv) > 16 * 64
+        """More than 16 heads of width 64 in half precision: a row takes more registers than usual."""
+        return self.row_bytes > USUAL_ROW_BYTES
 
     @property
     def forward_keys(self) -> int:

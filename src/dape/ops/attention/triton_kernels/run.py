@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dape.ops.attention.triton_kernels import kernels
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
-from dape.ops.attention.triton_kernels.plan import Sizes
+from dape.ops.attention.triton_kernels.plan import BACKEND, Sizes
 from dape.positional.base import LEAKY_SLOPE
 
 LOG2_E = math.log2(math.e)
@@ -18,7 +18,6 @@ ROWS = 16
 """Of every tile, and keys of those of the backward pass."""
 SPLIT_ROWS, SPLIT_KEYS = 16, 256
 """Calls of so few rows, as in decoding, are split into programs of so many keys."""
-BACKEND = "cuda" if torch.version.hip is None else "hip"
 _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -68,6 +67,7 @@ class Attention:
             width=q.shape[3],
             values=v.shape[3],
             hidden=1 if wa is None else wa.shape[0],
+            item_bytes=q.element_size(),
         )
         self.mixes = wa is not None
         self.wa = self.w2 = None
@@ -229,8 +229,8 @@ class BackwardPass:
             "d_w2": d_w2,
             "first_band": first,
         }
-        apart = together_or_apart(sizes, BACKEND, "FOR_WEIGHTS", "FOR_TERMS")
-        for what in apart if of.mixes else [{"FOR_WEIGHTS": False, "FOR_TERMS": True}]:
+        which = together_or_apart(sizes, BACKEND, "FOR_WEIGHTS", "FOR_TERMS", apart=not terms.tables)
+        for what in which if of.mixes else [{"FOR_WEIGHTS": False, "FOR_TERMS": True}]:
             of._launch(kernels.backward_terms, (programs, batch), shared | written, terms, tile | what)
         if of.mixes:
             self.d_wa.add_(d_wa.sum((0, 1))[: sizes.hidden, : sizes.heads])
@@ -261,9 +261,9 @@ def flags(
     }
 
 
-def together_or_apart(sizes: Sizes, backend: str, a: str, b: str) -> list[dict[str, bool]]:
+def together_or_apart(sizes: Sizes, backend: str, a: str, b: str, *, apart: bool = False) -> list[dict[str, bool]]:
     """Two gradients in one kernel, which then computes the weights once, or in one each where they would not fit."""
-    if backend == "hip" or sizes.large:
+    if apart or backend == "hip" or sizes.large:
         return [{a: True, b: False}, {a: False, b: True}]
     return [{a: True, b: True}]
 
