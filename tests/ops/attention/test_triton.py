@@ -82,7 +82,7 @@ def test_compiled_ahead_of_time(target, dtype, tmp_path):
     assert {row["kernel"] for row in found} >= {"forward", "queries", "keys", "terms"}
     for row in found:
         assert row["shared"] <= SHARED[target], row
-        assert row["spilled"] <= 480, row
+        assert row["spilled"] <= 700, row
         assert row["registers"] > 32, row  # else the compiler gave up and keeps everything in memory
 
 
