@@ -26,7 +26,7 @@ from dape.che.tasks.catalogue import TASKS, load
 from dape.che.worker import TESTED, Job
 from dape.errors import UsageError
 from dape.evaluation.records import read_rows
-from dape.sweep.worker import ROWS, STOPPED
+from dape.sweep.child import ROWS, STOPPED
 from dape.training.optim import learning_rate
 from dape.training.run import read_metrics
 

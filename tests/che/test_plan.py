@@ -13,7 +13,7 @@ from dape.che.tasks.catalogue import TASKS, load
 from dape.errors import UsageError
 from dape.evaluation.records import Row, append_rows, read_rows
 from dape.report import chomsky
-from dape.sweep.worker import ROWS
+from dape.sweep.child import ROWS
 
 CONFIG = CheConfig(scale="cpu", width=64, lengths=(10, 40, 41, 100), steps=5, samples=4)
 

@@ -20,8 +20,8 @@ from dape.config.load import read_yaml
 from dape.errors import UsageError
 from dape.evaluation.records import Row, append_rows, read_rows
 from dape.files import write_text
+from dape.sweep.child import JOB, PROGRESS, ROWS
 from dape.sweep.pool import Task
-from dape.sweep.worker import JOB, PROGRESS, ROWS
 from dape.training.run import read_metrics
 
 SETTINGS, RESULTS = "che.yaml", "results.jsonl"

@@ -21,7 +21,7 @@ from dape.che.config import (
 from dape.che.tasks.catalogue import TASKS, find
 from dape.cli.checks import check_encoding
 from dape.cli.console import open_console
-from dape.cli.live import LiveTable
+from dape.cli.live import AGAIN, LiveAccuracy, run_shown
 from dape.errors import UsageError
 from dape.files import check_writable_folder, locked
 from dape.positional.catalogue import RANDOMIZED
@@ -110,7 +110,8 @@ def run(config: Che) -> int:
         todo = [r for r in plan.runs() if not plan.finished(r)]
         _announce(plan, len(todo), jobs)
         with signals_as_interrupts():
-            failures = _run(replace(plan, threads=_threads(config, jobs)), todo, jobs)
+            plan = replace(plan, threads=_threads(config, jobs))
+            failures = run_shown(plan, todo, jobs, lambda: LiveChe(plan), hint=AGAIN.format(plan.out))
         return _report(plan, failures)
 
 
@@ -338,35 +339,8 @@ def _announce(plan: "Plan", todo: int, jobs: int) -> None:
 # The work ------------------------------------------------------------------------------------------------------------
 
 
-def _run(plan: "Plan", todo: Sequence[Any], jobs: int) -> dict[str, str]:
-    """Run what is to be done; the last words of those that failed, by name."""
-    from dape.sweep.pool import last_words, run_tasks
-
-    if not todo:
-        return {}
-    failures: dict[str, str] = {}
-    with LiveChe(plan) as live:
-        try:
-            tasks = [plan.task(run) for run in todo]
-            for task, code in run_tasks(tasks, jobs, tick=live.tick):
-                if code == 0:
-                    live.add(plan.collect(), task.name)
-                else:
-                    failures[task.name] = f"exit code {code}: {last_words(task.log)}"
-                    live.say(f"{task.name} failed ({failures[task.name]})")
-        except KeyboardInterrupt:
-            live.say("interrupted; every run has been asked to save what it has")
-            live.say(f"continue by giving the same command again: what is in {plan.out} is not done twice")
-            raise
-    return failures
-
-
-class LiveChe(LiveTable):
+class LiveChe(LiveAccuracy):
     """Accuracy by task and method."""
-
-    def __init__(self, plan: "Plan") -> None:
-        self._plan = plan
-        super().__init__(plan)  # pyright: ignore[reportArgumentType]
 
     def add(self, rows: "list[Row]", name: str) -> None:
         self._rows = rows
@@ -390,16 +364,6 @@ class LiveChe(LiveTable):
 
         table = terminal_table(_cells(self._rows, self._plan), self._plan.config)
         return Group(table, *(Text(line, "dim") for line in [*doing, self._time_left()]))
-
-    def _doing(self, name: str) -> str:
-        run = next(run for run in self._plan.runs() if run.name == name)
-        if length := self._plan.testing(run):
-            return f"{name} testing length {length}"
-        last = self._plan.last_metrics(run)
-        if not last:
-            return f"{name} starting"
-        step, accuracy = f"step {last['step']}/{self._plan.config.steps}", f"accuracy {100 * last['accuracy']:.0f}%"
-        return f"{name} {step} loss {last['loss']:.3f} {accuracy}"
 
 
 def _cells(rows: "list[Row]", plan: "Plan") -> list[Any]:

@@ -1,7 +1,6 @@
 """``dape compare``: train each encoding under the same conditions, test it long, and say what came out."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ import tyro
 
 from dape.cli.checks import check_encoding, check_model, check_reach
 from dape.cli.console import open_console
-from dape.cli.live import LiveTable
+from dape.cli.live import LiveTable, run_shown
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig, Mode
 from dape.files import check_writable_folder, locked
@@ -110,7 +109,9 @@ def run(config: Compare) -> int:
         todo = [r for r in comparison.runs() if not comparison.finished(r)]
         _announce(comparison, len(todo), jobs)
         with signals_as_interrupts():
-            failures = _run(replace(comparison, threads=_threads(jobs)), todo, jobs)
+            comparison = replace(comparison, threads=_threads(jobs))
+            hint = f"continue with: dape compare --resume --out {comparison.out}"
+            failures = run_shown(comparison, todo, jobs, lambda: LiveTable(comparison), hint=hint)
         return _report(comparison, failures)
 
 
@@ -219,29 +220,6 @@ def _announce(comparison: "Comparison", todo: int, jobs: int) -> None:
 
 
 # The work ------------------------------------------------------------------------------------------------------------
-
-
-def _run(comparison: "Comparison", todo: Sequence[Any], jobs: int) -> dict[str, str]:
-    """Run what is to be done; the last words of those that failed, by name."""
-    from dape.sweep.pool import last_words, run_tasks
-
-    if not todo:
-        return {}
-    failures: dict[str, str] = {}
-    with LiveTable(comparison) as live:
-        try:
-            tasks = [comparison.task(run) for run in todo]
-            for task, code in run_tasks(tasks, jobs, tick=live.tick):
-                if code == 0:
-                    live.add(comparison.collect(), task.name)
-                else:
-                    failures[task.name] = f"exit code {code}: {last_words(task.log)}"
-                    live.say(f"{task.name} failed ({failures[task.name]})")
-        except KeyboardInterrupt:
-            live.say("interrupted; every run has been asked to save what it has")
-            live.say(f"continue with: dape compare --resume --out {comparison.out}")
-            raise
-    return failures
 
 
 # After the work ------------------------------------------------------------------------------------------------------

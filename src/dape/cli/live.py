@@ -1,13 +1,15 @@
-"""What ``dape compare`` shows while it works."""
+"""What commands with many runs show while these work."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dape.evaluation.records import Row
     from dape.sweep.compare import Comparison
     from dape.sweep.pool import Task
+
+AGAIN = "continue by giving the same command again: what is in {} is not done twice"
 
 
 class LiveTable:
@@ -96,3 +98,44 @@ class LiveTable:
             return "time left: unknown yet"
         left = spent * (1 - self._done_before - done) / done
         return f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left"
+
+
+class LiveAccuracy(LiveTable):
+    """Runs that log their accuracy; what the table shows of them is left open."""
+
+    def __init__(self, plan: Any) -> None:
+        self._plan = plan
+        super().__init__(plan)
+
+    def _doing(self, name: str) -> str:
+        run = next(run for run in self._plan.runs() if run.name == name)
+        if length := self._plan.testing(run):
+            return f"{name} testing length {length}"
+        last = self._plan.last_metrics(run)
+        if not last:
+            return f"{name} starting"
+        step, accuracy = f"step {last['step']}/{self._plan.config.steps}", f"accuracy {100 * last['accuracy']:.0f}%"
+        return f"{name} {step} loss {last['loss']:.3f} {accuracy}"
+
+
+def run_shown(plan: Any, todo: Sequence[Any], jobs: int, show: Callable[[], LiveTable], *, hint: str) -> dict[str, str]:
+    """Run what is to be done; the last words of those that failed, by name. ``hint``: how to go on after Ctrl-C."""
+    from dape.sweep.pool import last_words, run_tasks
+
+    if not todo:
+        return {}
+    failures: dict[str, str] = {}
+    with show() as live:
+        try:
+            tasks = [plan.task(run) for run in todo]
+            for task, code in run_tasks(tasks, jobs, tick=live.tick):
+                if code == 0:
+                    live.add(plan.collect(), task.name)
+                else:
+                    failures[task.name] = f"exit code {code}: {last_words(task.log)}"
+                    live.say(f"{task.name} failed ({failures[task.name]})")
+        except KeyboardInterrupt:
+            live.say("interrupted; every run has been asked to save what it has")
+            live.say(hint)
+            raise
+    return failures

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dape.cli.checks import check_encoding, check_model, check_reach
 from dape.cli.console import open_console
 from dape.cli.devices import use_device
-from dape.cli.live import LiveTable
+from dape.cli.live import AGAIN, LiveAccuracy, run_shown
 from dape.errors import UsageError
 from dape.evaluation.probe.config import RecallConfig, doublings, given
 from dape.files import check_writable_folder, locked
@@ -32,7 +32,8 @@ def train(config: "Probe") -> int:
         todo = [r for r in plan.runs() if not plan.finished(r)]
         _announce(plan, len(todo), jobs)
         with signals_as_interrupts():
-            failures = _run(replace(plan, threads=_threads(config, jobs)), todo, jobs)
+            plan = replace(plan, threads=_threads(config, jobs))
+            failures = run_shown(plan, todo, jobs, lambda: LiveProbe(plan), hint=AGAIN.format(plan.out))
         return _report(plan, failures)
 
 
@@ -108,35 +109,8 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _run(plan: "Plan", todo: Sequence[Any], jobs: int) -> dict[str, str]:
-    """Run what is to be done; the last words of those that failed, by name."""
-    from dape.sweep.pool import last_words, run_tasks
-
-    if not todo:
-        return {}
-    failures: dict[str, str] = {}
-    with LiveProbe(plan) as live:
-        try:
-            tasks = [plan.task(run) for run in todo]
-            for task, code in run_tasks(tasks, jobs, tick=live.tick):
-                if code == 0:
-                    live.add(plan.collect(), task.name)
-                else:
-                    failures[task.name] = f"exit code {code}: {last_words(task.log)}"
-                    live.say(f"{task.name} failed ({failures[task.name]})")
-        except KeyboardInterrupt:
-            live.say("interrupted; every run has been asked to save what it has")
-            live.say(f"continue by giving the same command again: what is in {plan.out} is not done twice")
-            raise
-    return failures
-
-
-class LiveProbe(LiveTable):
+class LiveProbe(LiveAccuracy):
     """Accuracy instead of perplexity."""
-
-    def __init__(self, plan: "Plan") -> None:
-        self._plan = plan
-        super().__init__(plan)  # pyright: ignore[reportArgumentType]
 
     def add(self, rows: "list[Row]", name: str) -> None:
         self._rows = rows
@@ -153,16 +127,6 @@ class LiveProbe(LiveTable):
 
         table = recall_table(self._rows, self._plan, width=self._console.width)
         return Group(table, *(Text(line, "dim") for line in [*doing, self._time_left()]))
-
-    def _doing(self, name: str) -> str:
-        run = next(run for run in self._plan.runs() if run.name == name)
-        if length := self._plan.testing(run):
-            return f"{name} testing length {length}"
-        last = self._plan.last_metrics(run)
-        if not last:
-            return f"{name} starting"
-        step, accuracy = f"step {last['step']}/{self._plan.config.steps}", f"accuracy {100 * last['accuracy']:.0f}%"
-        return f"{name} {step} loss {last['loss']:.3f} {accuracy}"
 
 
 def _report(plan: "Plan", failures: dict[str, str]) -> int:

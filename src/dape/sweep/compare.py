@@ -19,8 +19,9 @@ from dape.evaluation.config import EvalConfig
 from dape.evaluation.records import Row, append_rows, read_rows
 from dape.files import write_text
 from dape.models.config import DecoderConfig
+from dape.sweep.child import PROGRESS, ROWS
 from dape.sweep.pool import Task
-from dape.sweep.worker import PROGRESS, ROWS, Job
+from dape.sweep.worker import Job
 from dape.training.config import TrainConfig
 from dape.training.run import CONFIG, FREE_TO_CHANGE, RunConfig, read_metrics
 

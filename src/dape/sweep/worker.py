@@ -4,23 +4,18 @@ python -m dape.sweep.worker RUN       reads RUN/job.json, writes RUN/rows.jsonl 
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dape.evaluation.config import EvalConfig
-from dape.files import locked, write_text
+from dape.files import write_text
 from dape.models.config import DecoderConfig
+from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised, write_job
 from dape.training.config import TrainConfig
-from dape.training.interrupt import Interruption
 from dape.training.run import RunConfig
-
-STOPPED = 3
-"""Exit code of a worker that was asked to stop, or whose parent is gone."""
-JOB, ROWS, PROGRESS = "job.json", "rows.jsonl", "progress.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +28,11 @@ class Job:
     device: str
 
     def write(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / JOB, json.dumps(asdict(self), indent=2) + "\n")
+        write_job(folder, self)
 
     @classmethod
     def read(cls, folder: Path) -> "Job":
-        given: dict[str, Any] = json.loads((folder / JOB).read_text(encoding="utf-8"))
+        given = read_job(folder)
         run, evaluation = given["run"], given["evaluation"]
         return cls(
             run=RunConfig(
@@ -55,10 +49,7 @@ class Job:
 
 
 def main(folder: Path) -> int:
-    parent = os.getppid()
-    with locked(folder), Interruption() as interrupted:
-        # Whoever started this may be killed; to go on alone would collide with a second attempt.
-        return _work(folder, lambda: interrupted() or os.getppid() != parent)
+    return supervised(folder, _work)
 
 
 def _work(folder: Path, stop: Callable[[], bool]) -> int:
@@ -110,7 +101,4 @@ def _evaluate(job: Job, trainer: Any, folder: Path, stop: Callable[[], bool]) ->
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(Path(sys.argv[1])))
-    except (ValueError, OSError, MemoryError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    as_process(main)

@@ -19,9 +19,9 @@ from dape.evaluation.probe.config import RecallConfig
 from dape.evaluation.probe.worker import Job
 from dape.evaluation.records import Row, append_rows, read_rows
 from dape.files import write_text
+from dape.sweep.child import JOB, PROGRESS, ROWS
 from dape.sweep.compare import Run
 from dape.sweep.pool import Task
-from dape.sweep.worker import JOB, PROGRESS, ROWS
 from dape.training.run import read_metrics
 
 SETTINGS, RESULTS = "probe.yaml", "results.jsonl"

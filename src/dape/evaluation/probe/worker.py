@@ -4,17 +4,14 @@ python -m dape.evaluation.probe.worker RUN       reads RUN/job.json, writes RUN/
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dape.evaluation.probe.config import RecallConfig
-from dape.files import locked, write_text
-from dape.sweep.worker import JOB, PROGRESS, ROWS, STOPPED
-from dape.training.interrupt import Interruption
+from dape.files import write_text
+from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised, write_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +23,16 @@ class Job:
     threads: int
 
     def write(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / JOB, json.dumps(asdict(self), indent=2) + "\n")
+        write_job(folder, self)
 
     @classmethod
     def read(cls, folder: Path) -> "Job":
-        given: dict[str, Any] = json.loads((folder / JOB).read_text(encoding="utf-8"))
+        given = read_job(folder)
         return cls(config=RecallConfig.from_plain(given.pop("config")), **given)
 
 
 def main(folder: Path) -> int:
-    parent = os.getppid()
-    with locked(folder), Interruption() as interrupted:
-        # Whoever started this may be killed; to go on alone would collide with a second attempt.
-        return _work(folder, lambda: interrupted() or os.getppid() != parent)
+    return supervised(folder, _work)
 
 
 def _work(folder: Path, stop: Callable[[], bool]) -> int:
@@ -67,7 +60,4 @@ def _work(folder: Path, stop: Callable[[], bool]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(Path(sys.argv[1])))
-    except (ValueError, OSError, MemoryError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    as_process(main)
