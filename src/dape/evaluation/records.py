@@ -28,6 +28,8 @@ class Row:
     """How tokens were chosen: last_k, full, nonoverlap, per_position, mqar, passkey, ..."""
     data_hash: str
     """Hash of the text that was scored."""
+    variant: str = ""
+    """Options of the method, where runs of one file differ in them: hidden=4; as in the paper's tables."""
     k: int | None = None
     """Scored tokens per window, if the protocol limits them."""
     windows: int | None = None
@@ -42,6 +44,11 @@ class Row:
     note: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     """Anything else worth keeping: position bucket, depth, precision, threads, versions, commit."""
+
+    @property
+    def label(self) -> str:
+        """The method, with its variant if it has one."""
+        return f"{self.method} ({self.variant})" if self.variant else self.method
 
     def as_json(self) -> str:
         """One line. Fields left at their default are left out; JSON has no infinity, so it is written as text."""
