@@ -28,7 +28,7 @@ class SelfAttention(nn.Module):
         last: int | None = None,
     ) -> Float[Tensor, "b t m"]:
         """With ``last``, the output of the last tokens only: the others serve as keys and values."""
-        q, k, v = self._project(x, last)
+        q, k, v = self.project(x, last)
         rotated = cache is not None and pe.rotates_once
         if cache is not None:
             if rotated:
@@ -42,7 +42,8 @@ class SelfAttention(nn.Module):
         places = torch.arange(cache.length, cache.length + k.shape[2], device=k.device)
         return Grid.at(places[-q.shape[2] :], places, causal=self.causal)
 
-    def _project(self, x: Float[Tensor, "b t m"], last: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Float[Tensor, "b t m"], last: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of the last tokens (None: of all), keys and values of all, split into heads."""
         if last is None or last >= x.shape[1]:
             q, k, v = self._split(self.qkv(x), 3)
             return q, k, v
