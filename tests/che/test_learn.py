@@ -26,7 +26,7 @@ from dape.che.tasks.catalogue import TASKS, load
 from dape.che.worker import TESTED, Job
 from dape.errors import UsageError
 from dape.evaluation.records import read_rows
-from dape.sweep.child import ROWS, STOPPED
+from dape.sweep.child import ROWS, STOPPED, write_job
 from dape.training.optim import learning_rate
 from dape.training.run import read_metrics
 
@@ -204,7 +204,7 @@ def test_the_longest_test_fits_into_two_gigabytes():
 def job(folder, **changes) -> Job:
     given = dict(config=TINY, task="even_pairs", method="randomized-alibi", seed=0, lr=1e-3, device="cpu", threads=1)
     made = Job(**{**given, **changes})
-    made.write(folder)
+    write_job(folder, made)
     return made
 
 

@@ -7,13 +7,14 @@ import pytest
 from dape.che import budget
 from dape.che.budget import Speed, evenly, planned
 from dape.che.config import PAPER_METHODS, CheConfig, Subject
-from dape.che.plan import RESULTS, Plan, in_short
+from dape.che.plan import Plan
 from dape.che.summary import published, summarise
 from dape.che.tasks.catalogue import TASKS, load
 from dape.errors import UsageError
 from dape.evaluation.records import Row, append_rows, read_rows
 from dape.report import chomsky
 from dape.sweep.child import ROWS
+from dape.sweep.grid import RESULTS, in_short
 
 CONFIG = CheConfig(scale="cpu", width=64, lengths=(10, 40, 41, 100), steps=5, samples=4)
 

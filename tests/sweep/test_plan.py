@@ -11,10 +11,10 @@ from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig
 from dape.evaluation.records import Row, append_rows, read_rows
 from dape.models.config import DecoderConfig
+from dape.sweep.child import write_job
 from dape.sweep.compare import Comparison, Run
 from dape.sweep.worker import Job
 from dape.training.config import TrainConfig
-from dape.training.run import RunConfig
 
 
 @pytest.fixture
@@ -58,14 +58,13 @@ def test_a_task_is_all_that_the_child_needs(plan):
     assert task.name == "rope-seed1" and task.arguments == ("dape.sweep.worker", str(folder))
     job = Job.read(folder)
     assert job.run.model == replace(plan.model, encoding="rope") and job.run.train == replace(plan.train, seed=1)
-    assert job.evaluation == plan.evaluation and job.data == "/data" and job.run.threads == 1
+    assert job.evaluation == plan.evaluation and job.run.data == "/data" and job.run.threads == 1
     assert (job.device, job.data_hash) == ("cpu", "abc")
 
 
 def test_a_run_that_has_begun_keeps_its_threads(plan):
     run = Run("rope", 0)
-    plan.task(run)
-    RunConfig(model=plan.model, train=plan.train, data="/data", threads=3).write(plan.folder(run))
+    replace(plan, threads=3).task(run)
     plan.task(run)
     assert Job.read(plan.folder(run)).run.threads == 3
 
@@ -184,5 +183,5 @@ def test_jobs_come_back(plan, tmp_path):
     plan.task(Run("kerple", 0))
     folder: Path = plan.folder(Run("kerple", 0))
     job = Job.read(folder)
-    job.write(tmp_path / "copy")
+    write_job(tmp_path / "copy", job)
     assert Job.read(tmp_path / "copy") == job

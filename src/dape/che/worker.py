@@ -13,7 +13,7 @@ from typing import Any
 from dape.che.config import CheConfig, Subject
 from dape.evaluation.records import append_rows, read_rows
 from dape.files import write_text
-from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised, write_job
+from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised
 
 TESTED = "tested.jsonl"
 
@@ -27,9 +27,6 @@ class Job:
     lr: float
     device: str
     threads: int
-
-    def write(self, folder: Path) -> None:
-        write_job(folder, self)
 
     @classmethod
     def read(cls, folder: Path) -> "Job":

@@ -21,12 +21,11 @@ from dape.che.config import (
 from dape.che.tasks.catalogue import TASKS, find
 from dape.cli.checks import check_encoding
 from dape.cli.console import open_console
-from dape.cli.live import AGAIN, LiveAccuracy, run_shown
+from dape.cli.live import LiveRuns, run_shown, side_by_side, tell_failures, threads_each
 from dape.errors import UsageError
 from dape.files import check_writable_folder, locked
 from dape.positional.catalogue import RANDOMIZED
 from dape.positional.catalogue import find as find_encoding
-from dape.training.interrupt import signals_as_interrupts
 
 if TYPE_CHECKING:
     from dape.che.plan import Plan
@@ -104,15 +103,12 @@ def run(config: Che) -> int:
         return show(config.show, config.compat)
     plan = _plan(config)
     with locked(config.out):
-        jobs = _jobs(config, plan)
+        jobs = config.jobs or side_by_side(plan)
         plan = _within_budget(config, plan, jobs)
         plan.begin()
-        todo = [r for r in plan.runs() if not plan.finished(r)]
-        _announce(plan, len(todo), jobs)
-        with signals_as_interrupts():
-            plan = replace(plan, threads=_threads(config, jobs))
-            failures = run_shown(plan, todo, jobs, lambda: LiveChe(plan), hint=AGAIN.format(plan.out))
-        return _report(plan, failures)
+        _announce(plan, jobs)
+        threads = config.threads or threads_each(jobs)
+        return _report(plan, run_shown(plan, LiveChe, jobs=jobs, threads=threads))
 
 
 def show(name: str, compat: str) -> int:
@@ -275,9 +271,10 @@ def _within_budget(config: Che, plan: "Plan", jobs: int) -> "Plan":
     """With steps and tests that fit; those planned before, if this goes on with the same budget."""
     if config.budget is None:
         return plan
-    from dape.che.plan import saved_settings
+    from dape.che.plan import SETTINGS
+    from dape.sweep.grid import saved_settings
 
-    known = saved_settings(config.out)
+    known = saved_settings(config.out, SETTINGS)
     if known and known.get("budget") == config.budget:
         saved = CheConfig.from_plain(known["shared"])
         planned = {name: getattr(saved, name) for name in ("steps", "samples", "lengths")}
@@ -287,7 +284,7 @@ def _within_budget(config: Che, plan: "Plan", jobs: int) -> "Plan":
     from dape.che.budget import time_method
     from dape.cli.devices import set_threads
 
-    set_threads(_threads(config, jobs))
+    set_threads(config.threads or threads_each(jobs))
     print(f"timing {len(plan.methods)} methods to fill {config.budget:g} minutes ...", file=sys.stderr, flush=True)
     begin = time.monotonic()
     speeds = {method: time_method(plan.config, method) for method in plan.methods}
@@ -297,31 +294,18 @@ def _within_budget(config: Che, plan: "Plan", jobs: int) -> "Plan":
     return replace(plan, config=settings)
 
 
-def _jobs(config: Che, plan: "Plan") -> int:
-    from dape.sweep.pool import usable_cores
-
-    if config.jobs is not None:
-        return config.jobs
-    return min(usable_cores(), len(plan.runs())) if plan.device == "cpu" else 1
-
-
-def _threads(config: Che, jobs: int) -> int:
-    from dape.sweep.pool import usable_cores
-
-    return config.threads or max(1, usable_cores() // jobs)
-
-
 def reduced(plan: "Plan") -> list[str]:
     from dape.report.chomsky import reductions
 
     return reductions(plan.config, seeds=plan.seeds, rates=plan.rates, all_rates=len(PAPER_RATES))
 
 
-def _announce(plan: "Plan", todo: int, jobs: int) -> None:
-    from dape.che.plan import in_short
+def _announce(plan: "Plan", jobs: int) -> None:
+    from dape.sweep.grid import in_short
 
     config, runs = plan.config, len(plan.runs())
-    finished = f", {runs - todo} of them already finished" if todo < runs else ""
+    done = sum(map(plan.finished, plan.runs()))
+    finished = f", {done} of them already finished" if done else ""
     counts = {"tasks": plan.tasks, "encodings": plan.methods, "rates": plan.rates, "seeds": range(plan.seeds)}
     grid = " x ".join(f"{len(given)} {name[: -1 if len(given) == 1 else None]}" for name, given in counts.items())
     print(
@@ -339,31 +323,23 @@ def _announce(plan: "Plan", todo: int, jobs: int) -> None:
 # The work ------------------------------------------------------------------------------------------------------------
 
 
-class LiveChe(LiveAccuracy):
+class LiveChe(LiveRuns):
     """Accuracy by task and method."""
 
-    def add(self, rows: "list[Row]", name: str) -> None:
-        self._rows = rows
-        if self._plain:
-            from dape.che.summary import runs_of
+    def _found(self, rows: "list[Row]") -> str:
+        from dape.che.summary import runs_of
 
-            config = self._plan.config
-            (of_rate,) = runs_of([row for row in rows if row.run == name], config).values()
-            (found,) = of_rate.values()
-            inside, beyond = 100 * found.familiar(config)[0], 100 * found.score(config)
-            self.say(
-                f"[{time.monotonic() - self._begin:5.0f} s] {name}  accuracy {inside:.1f}% at 1-{config.train_length}, "
-                f"{beyond:.1f}% at {config.scored_lengths[0]}-{config.scored_lengths[-1]}"
-            )
+        config = self._plan.config
+        (of_rate,) = runs_of(rows, config).values()
+        (found,) = of_rate.values()
+        inside, beyond = 100 * found.familiar(config)[0], 100 * found.score(config)
+        first, *_, last = (config.scored_lengths[0], *config.scored_lengths)
+        return f"accuracy {inside:.1f}% at 1-{config.train_length}, {beyond:.1f}% at {first}-{last}"
 
-    def _picture(self, doing: Sequence[str]) -> Any:
-        from rich.console import Group
-        from rich.text import Text
-
+    def _tables(self) -> Sequence[Any]:
         from dape.report.chomsky import terminal_table
 
-        table = terminal_table(_cells(self._rows, self._plan), self._plan.config)
-        return Group(table, *(Text(line, "dim") for line in [*doing, self._time_left()]))
+        return [terminal_table(_cells(self._rows, self._plan), self._plan.config)]
 
 
 def _cells(rows: "list[Row]", plan: "Plan") -> list[Any]:
@@ -382,8 +358,7 @@ def _report(plan: "Plan", failures: dict[str, str]) -> int:
     from dape.report.drawing import save_figure
 
     cells = _cells(plan.collect(), plan)
-    for name, words in failures.items():
-        print(f"dape: {name} failed, {words}", file=sys.stderr)
+    tell_failures(failures)
     if not cells:
         return 1
     less = reduced(plan)

@@ -20,7 +20,7 @@ from dape.bench.decode import DecodeBench
 from dape.bench.decode import run as bench_decode
 from dape.bench.train import TrainBench
 from dape.bench.train import run as bench_train
-from dape.cli import che, compare, evaluate, generate, probe, train
+from dape.cli import che, compare, evaluate, generate, probe, reproduce, train, visualize
 from dape.cli.list_encodings import ListEncodings, list_encodings
 from dape.cli.prepare import Prepare, prepare
 
@@ -123,6 +123,15 @@ COMMANDS = [
         },
     ),
     Command(
+        "visualize",
+        visualize.Visualize,
+        visualize.run,
+        examples={
+            "runs/dape-kerple-64-seed0": "the paper's bias maps at 4 training lengths, into the run's folder",
+            "runs/dape-kerple-64-seed0 --length 1024 --layers 1 4 --samples 8 --window 0": "two layers, no images",
+        },
+    ),
+    Command(
         "probe",
         probe.Probe,
         probe.run,
@@ -141,6 +150,17 @@ COMMANDS = [
             "--scale cpu --steps 5000 --lr 1e-3 --stride 20 --tasks reverse --methods paper": "smaller than the paper",
             "--tasks paper --methods paper --seeds 3 --steps 200000 --lr 1e-4,3e-4,5e-4": "the paper's table: days",
             "--show stack_manipulation": "what a task looks like",
+        },
+    ),
+    Command(
+        "reproduce",
+        reproduce.Reproduce,
+        reproduce.run,
+        examples={
+            "list": "every experiment of the paper",
+            "bias-ablation": "does it run: two minutes",
+            "seeds --scale cpu": "error bars and significance of eight encodings, about an hour on two cores",
+            "baselines --scale paper --data arxiv --dry-run": "what it would cost",
         },
     ),
     Command(

@@ -1,7 +1,7 @@
 """``dape compare``: train each encoding under the same conditions, test it long, and say what came out."""
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +9,12 @@ import tyro
 
 from dape.cli.checks import check_encoding, check_model, check_reach
 from dape.cli.console import open_console
-from dape.cli.live import LiveTable, run_shown
+from dape.cli.live import LivePerplexity, run_shown, side_by_side, tell_failures, threads_each
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig, Mode
 from dape.files import check_writable_folder, locked
 from dape.models.config import DecoderConfig
 from dape.training.config import TrainConfig
-from dape.training.interrupt import signals_as_interrupts
 
 if TYPE_CHECKING:
     from dape.sweep.compare import Comparison
@@ -105,13 +104,10 @@ def run(config: Compare) -> int:
     with locked(config.out):
         comparison = _plan(config)
         comparison.begin()
-        jobs = _jobs(config, comparison)
-        todo = [r for r in comparison.runs() if not comparison.finished(r)]
-        _announce(comparison, len(todo), jobs)
-        with signals_as_interrupts():
-            comparison = replace(comparison, threads=_threads(jobs))
-            hint = f"continue with: dape compare --resume --out {comparison.out}"
-            failures = run_shown(comparison, todo, jobs, lambda: LiveTable(comparison), hint=hint)
+        jobs = config.jobs or side_by_side(comparison)
+        _announce(comparison, jobs)
+        hint = f"continue with: dape compare --resume --out {comparison.out}"
+        failures = run_shown(comparison, LivePerplexity, jobs=jobs, threads=threads_each(jobs), hint=hint)
         return _report(comparison, failures)
 
 
@@ -190,24 +186,11 @@ def _plan(config: Compare) -> "Comparison":
     )
 
 
-def _jobs(config: Compare, comparison: "Comparison") -> int:
-    from dape.sweep.pool import usable_cores
-
-    if config.jobs is not None:
-        return config.jobs
-    return min(usable_cores(), len(comparison.runs())) if comparison.device == "cpu" else 1
-
-
-def _threads(jobs: int) -> int:
-    from dape.sweep.pool import usable_cores
-
-    return max(1, usable_cores() // jobs)
-
-
-def _announce(comparison: "Comparison", todo: int, jobs: int) -> None:
+def _announce(comparison: "Comparison", jobs: int) -> None:
     model, train, evaluation = comparison.model, comparison.train, comparison.evaluation
     runs = len(comparison.runs())
-    finished = f", {runs - todo} of them already finished" if todo < runs else ""
+    done = sum(map(comparison.finished, comparison.runs()))
+    finished = f", {done} of them already finished" if done else ""
     grid = f"{len(comparison.methods)} encodings x {comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
     print(
         f"{grid} = {runs} runs{finished}, {jobs} at a time, into {comparison.out}\n"
@@ -233,8 +216,7 @@ def _report(comparison: "Comparison", failures: dict[str, str]) -> int:
     from dape.report.tables import markdown_table, terminal_table
 
     rows = comparison.collect()
-    for name, words in failures.items():
-        print(f"dape: {name} failed, {words}", file=sys.stderr)
+    tell_failures(failures)
     if not rows:
         return 1
     methods, lengths = comparison.methods, comparison.evaluation.lengths

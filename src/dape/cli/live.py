@@ -1,35 +1,43 @@
 """What commands with many runs show while these work."""
 
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dape.training.interrupt import signals_as_interrupts
+
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from dape.evaluation.records import Row
-    from dape.sweep.compare import Comparison
+    from dape.sweep.grid import Grid
     from dape.sweep.pool import Task
 
 AGAIN = "continue by giving the same command again: what is in {} is not done twice"
 
 
-class LiveTable:
-    """The table as it grows, and what the runs are doing; lines of text where there is no terminal."""
+class LiveRuns:
+    """What the runs of a grid are doing; lines of text where there is no terminal. What the table shows of finished
+    ones, and what is said of each, is left to the commands."""
 
     LINE_SECONDS, TABLE_SECONDS = 20.0, 0.5
 
-    def __init__(self, comparison: "Comparison") -> None:
+    def __init__(self, plan: "Grid[Any]") -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._comparison = comparison
-        self._rows: list[Row] = comparison.collect()
+        self._plan: Any = plan
+        self._runs = {run.name: run for run in plan.runs()}
+        self._rows: list[Row] = plan.collect()
         self._console = Console(stderr=True)
         self._plain = not self._console.is_terminal
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._begin = self._spoken = time.monotonic()
         self._done_before = self._share_done()
 
-    def __enter__(self) -> "LiveTable":
+    def __enter__(self) -> "LiveRuns":
         if not self._plain:
             self._live.start()
         return self
@@ -44,9 +52,9 @@ class LiveTable:
     def add(self, rows: "list[Row]", name: str) -> None:
         """A run has finished."""
         self._rows = rows
-        values = " ".join(f"{row.length}: {row.value:.4g}" for row in rows if row.run == name)
         if self._plain:
-            self.say(f"[{time.monotonic() - self._begin:5.0f} s] {name}  perplexity {values}")
+            found = self._found([row for row in rows if row.run == name])
+            self.say(f"[{time.monotonic() - self._begin:5.0f} s] {name}  {found}")
 
     def tick(self, running: "Sequence[Task]") -> None:
         now = time.monotonic()
@@ -59,38 +67,32 @@ class LiveTable:
         else:
             self._live.update(self._picture(doing), refresh=True)
 
-    def _picture(self, doing: Sequence[str]) -> Any:
+    def _picture(self, doing: "Sequence[str]") -> Any:
         from rich.console import Group
         from rich.text import Text
 
-        from dape.report.tables import terminal_table
+        return Group(*self._tables(), *(Text(line, "dim") for line in [*doing, self._time_left()]))
 
-        comparison = self._comparison
-        table = terminal_table(
-            self._rows,
-            methods=comparison.methods,
-            lengths=comparison.evaluation.lengths,
-            seeds=range(comparison.seeds),
-            train_length=comparison.model.train_length,
-            width=self._console.width,
-        )
-        return Group(table, *(Text(line, "dim") for line in [*doing, self._time_left()]))
+    def _found(self, rows: "list[Row]") -> str:
+        """What a run has found, in a few words."""
+        raise NotImplementedError
+
+    def _tables(self) -> "Sequence[RenderableType]":
+        """What all have found so far."""
+        raise NotImplementedError
 
     def _doing(self, name: str) -> str:
-        from dape.training.run import read_metrics
-
-        run = next(run for run in self._comparison.runs() if run.name == name)
-        measuring = self._comparison.evaluating(run)
-        if measuring is not None:
-            return f"{name} measuring length {measuring['length']}"
-        lines = [line for line in read_metrics(self._comparison.folder(run)) if "loss" in line]
-        if not lines:
+        run = self._runs[name]
+        if now := self._plan.testing(run):
+            return f"{name} testing length {now['length']}"
+        last = self._plan.last_metrics(run)
+        if not last:
             return f"{name} starting"
-        return f"{name} step {lines[-1]['step']}/{self._comparison.train.steps} loss {lines[-1]['loss']:.3f}"
+        accuracy = f" accuracy {100 * last['accuracy']:.0f}%" if "accuracy" in last else ""
+        return f"{name} step {last['step']}/{self._plan.steps(run)} loss {last['loss']:.3f}{accuracy}"
 
     def _share_done(self) -> float:
-        runs = self._comparison.runs()
-        return sum(self._comparison.share_done(run) for run in runs) / len(runs)
+        return sum(self._plan.share_done(run) for run in self._runs.values()) / len(self._runs)
 
     def _time_left(self) -> str:
         done, spent = self._share_done() - self._done_before, time.monotonic() - self._begin
@@ -100,42 +102,70 @@ class LiveTable:
         return f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left"
 
 
-class LiveAccuracy(LiveTable):
-    """Runs that log their accuracy; what the table shows of them is left open."""
+class LivePerplexity(LiveRuns):
+    """Language models under one set of conditions."""
 
-    def __init__(self, plan: Any) -> None:
-        self._plan = plan
-        super().__init__(plan)
+    def _found(self, rows: "list[Row]") -> str:
+        return "perplexity " + " ".join(f"{row.length}: {row.value:.4g}" for row in rows)
 
-    def _doing(self, name: str) -> str:
-        run = next(run for run in self._plan.runs() if run.name == name)
-        if length := self._plan.testing(run):
-            return f"{name} testing length {length}"
-        last = self._plan.last_metrics(run)
-        if not last:
-            return f"{name} starting"
-        step, accuracy = f"step {last['step']}/{self._plan.config.steps}", f"accuracy {100 * last['accuracy']:.0f}%"
-        return f"{name} {step} loss {last['loss']:.3f} {accuracy}"
+    def _tables(self) -> "Sequence[RenderableType]":
+        from dape.report.tables import terminal_table
+
+        table = terminal_table(
+            self._rows,
+            methods=self._plan.methods,
+            lengths=self._plan.evaluation.lengths,
+            seeds=range(self._plan.seeds),
+            train_length=self._plan.model.train_length,
+            width=self._console.width,
+        )
+        return [table]
 
 
-def run_shown(plan: Any, todo: Sequence[Any], jobs: int, show: Callable[[], LiveTable], *, hint: str) -> dict[str, str]:
-    """Run what is to be done; the last words of those that failed, by name. ``hint``: how to go on after Ctrl-C."""
-    from dape.sweep.pool import last_words, run_tasks
+def side_by_side(plan: "Grid[Any]") -> int:
+    """How many runs at a time, if nobody says."""
+    from dape.sweep.pool import usable_cores
 
+    return min(usable_cores(), len(plan.runs())) if plan.device == "cpu" else 1
+
+
+def threads_each(jobs: int) -> int:
+    from dape.sweep.pool import usable_cores
+
+    return max(1, usable_cores() // jobs)
+
+
+def run_shown(
+    plan: "Grid[Any]", live: Callable[["Grid[Any]"], LiveRuns], *, jobs: int, threads: int, hint: str = ""
+) -> dict[str, str]:
+    """Run what is not finished; the last words of those that failed, by name. ``hint``: how to go on after Ctrl-C."""
+    todo = [run for run in plan.runs() if not plan.finished(run)]
     if not todo:
         return {}
-    failures: dict[str, str] = {}
-    with show() as live:
+    plan = replace(plan, threads=threads)
+    with signals_as_interrupts(), live(plan) as shown:
         try:
-            tasks = [plan.task(run) for run in todo]
-            for task, code in run_tasks(tasks, jobs, tick=live.tick):
-                if code == 0:
-                    live.add(plan.collect(), task.name)
-                else:
-                    failures[task.name] = f"exit code {code}: {last_words(task.log)}"
-                    live.say(f"{task.name} failed ({failures[task.name]})")
+            return _run(plan, todo, jobs, shown)
         except KeyboardInterrupt:
-            live.say("interrupted; every run has been asked to save what it has")
-            live.say(hint)
+            shown.say("interrupted; every run has been asked to save what it has")
+            shown.say(hint or AGAIN.format(plan.out))
             raise
+
+
+def _run(plan: "Grid[Any]", todo: Sequence[Any], jobs: int, shown: LiveRuns) -> dict[str, str]:
+    """One failing run does not stop the rest."""
+    from dape.sweep.pool import last_words, run_tasks
+
+    failures: dict[str, str] = {}
+    for task, code in run_tasks([plan.task(run) for run in todo], jobs, tick=shown.tick):
+        if code == 0:
+            shown.add(plan.collect(), task.name)
+        else:
+            failures[task.name] = f"exit code {code}: {last_words(task.log)}"
+            shown.say(f"{task.name} failed ({failures[task.name]})")
     return failures
+
+
+def tell_failures(failures: Mapping[str, str]) -> None:
+    for name, words in failures.items():
+        print(f"dape: {name} failed, {words}", file=sys.stderr)

@@ -1,19 +1,15 @@
 """``dape probe --train``: small models that learn to recall, in processes of their own. Imports torch when it runs."""
 
-import sys
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dape.cli.checks import check_encoding, check_model, check_reach
 from dape.cli.console import open_console
 from dape.cli.devices import use_device
-from dape.cli.live import AGAIN, LiveAccuracy, run_shown
+from dape.cli.live import LiveRuns, run_shown, side_by_side, tell_failures, threads_each
 from dape.errors import UsageError
 from dape.evaluation.probe.config import RecallConfig, doublings, given
 from dape.files import check_writable_folder, locked
-from dape.training.interrupt import signals_as_interrupts
 
 if TYPE_CHECKING:
     from dape.cli.probe import Probe
@@ -28,13 +24,10 @@ def train(config: "Probe") -> int:
     plan = _plan(config)
     with locked(config.out):
         plan.begin()
-        jobs = _jobs(config, plan)
-        todo = [r for r in plan.runs() if not plan.finished(r)]
-        _announce(plan, len(todo), jobs)
-        with signals_as_interrupts():
-            plan = replace(plan, threads=_threads(config, jobs))
-            failures = run_shown(plan, todo, jobs, lambda: LiveProbe(plan), hint=AGAIN.format(plan.out))
-        return _report(plan, failures)
+        jobs = config.jobs or side_by_side(plan)
+        _announce(plan, jobs)
+        threads = config.threads or threads_each(jobs)
+        return _report(plan, run_shown(plan, LiveProbe, jobs=jobs, threads=threads))
 
 
 def _plan(config: "Probe") -> "Plan":
@@ -77,23 +70,10 @@ def _check_models(methods: Sequence[str], settings: RecallConfig) -> None:
         check_reach(model, max(settings.lengths))
 
 
-def _jobs(config: "Probe", plan: "Plan") -> int:
-    from dape.sweep.pool import usable_cores
-
-    if config.jobs is not None:
-        return config.jobs
-    return min(usable_cores(), len(plan.runs())) if plan.device == "cpu" else 1
-
-
-def _threads(config: "Probe", jobs: int) -> int:
-    from dape.sweep.pool import usable_cores
-
-    return config.threads or max(1, usable_cores() // jobs)
-
-
-def _announce(plan: "Plan", todo: int, jobs: int) -> None:
+def _announce(plan: "Plan", jobs: int) -> None:
     config, runs = plan.config, len(plan.runs())
-    finished = f", {runs - todo} of them already finished" if todo < runs else ""
+    done = sum(map(plan.finished, plan.runs()))
+    finished = f", {done} of them already finished" if done else ""
     grid = f"{_count(len(plan.methods), 'encoding')} x {_count(plan.seeds, 'seed')} = {_count(runs, 'run')}"
     print(
         f"{grid}{finished}, {jobs} at a time, into {plan.out}\n"
@@ -109,24 +89,17 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-class LiveProbe(LiveAccuracy):
+class LiveProbe(LiveRuns):
     """Accuracy instead of perplexity."""
 
-    def add(self, rows: "list[Row]", name: str) -> None:
-        self._rows = rows
-        if self._plain:
-            own = [row for row in rows if row.run == name and not {"depth", "pairs"} & set(row.extra)]
-            values = " ".join(f"{row.length}: {100 * row.value:.0f}%" for row in own)
-            self.say(f"[{time.monotonic() - self._begin:5.0f} s] {name}  accuracy {values}")
+    def _found(self, rows: "list[Row]") -> str:
+        own = [row for row in rows if not {"depth", "pairs"} & set(row.extra)]
+        return "accuracy " + " ".join(f"{row.length}: {100 * row.value:.0f}%" for row in own)
 
-    def _picture(self, doing: Sequence[str]) -> Any:
-        from rich.console import Group
-        from rich.text import Text
-
+    def _tables(self) -> Sequence[Any]:
         from dape.evaluation.probe.report import recall_table
 
-        table = recall_table(self._rows, self._plan, width=self._console.width)
-        return Group(table, *(Text(line, "dim") for line in [*doing, self._time_left()]))
+        return [recall_table(self._rows, self._plan, width=self._console.width)]
 
 
 def _report(plan: "Plan", failures: dict[str, str]) -> int:
@@ -134,8 +107,7 @@ def _report(plan: "Plan", failures: dict[str, str]) -> int:
     from dape.evaluation.probe.report import not_learned, recall_table, write_report
 
     rows = plan.collect()
-    for name, words in failures.items():
-        print(f"dape: {name} failed, {words}", file=sys.stderr)
+    tell_failures(failures)
     if not rows:
         return 1
     written = write_report(rows, plan)

@@ -56,6 +56,7 @@ class Subject:
     step: int
     data_hash: str
     tokenizer: str
+    variant: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dape.che.config import PAPER_SAMPLES, PAPER_STEPS, WIDTHS, CheConfig
-from dape.che.plan import in_short
 from dape.che.summary import Cell
 from dape.che.tasks.catalogue import TASKS
+from dape.sweep.grid import in_short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,8 +17,9 @@ JOB, ROWS, PROGRESS = "job.json", "rows.jsonl", "progress.json"
 
 
 def write_job(folder: Path, job: Any) -> None:
+    """``job`` is a dataclass that knows its threads."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / JOB, json.dumps(asdict(job), indent=2) + "\n")
+    write_text(folder / JOB, json.dumps({**asdict(job), "threads": job.threads}, indent=2) + "\n")
 
 
 def read_job(folder: Path) -> dict[str, Any]:

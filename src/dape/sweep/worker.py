@@ -6,14 +6,14 @@ python -m dape.sweep.worker RUN       reads RUN/job.json, writes RUN/rows.jsonl 
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dape.evaluation.config import EvalConfig
 from dape.files import write_text
 from dape.models.config import DecoderConfig
-from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised, write_job
+from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised
 from dape.training.config import TrainConfig
 from dape.training.run import RunConfig
 
@@ -22,13 +22,16 @@ from dape.training.run import RunConfig
 class Job:
     run: RunConfig
     evaluation: EvalConfig
-    data: str
-    """A prepared folder."""
     data_hash: str
     device: str
+    variant: str = ""
+    """What its rows call the options of the encoding, where these are varied."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """More for its rows."""
 
-    def write(self, folder: Path) -> None:
-        write_job(folder, self)
+    @property
+    def threads(self) -> int:
+        return self.run.threads
 
     @classmethod
     def read(cls, folder: Path) -> "Job":
@@ -42,9 +45,10 @@ class Job:
                 threads=run["threads"],
             ),
             evaluation=EvalConfig(**{**evaluation, "lengths": tuple(evaluation["lengths"])}),
-            data=given["data"],
             data_hash=given["data_hash"],
             device=given["device"],
+            variant=given["variant"],
+            extra=given["extra"],
         )
 
 
@@ -60,9 +64,9 @@ def _work(folder: Path, stop: Callable[[], bool]) -> int:
 
     job = Job.read(folder)
     torch.set_num_threads(job.run.threads)
-    corpus = Corpus.open(Path(job.data))
+    corpus = Corpus.open(Path(job.run.data))
     if corpus.hash != job.data_hash:
-        raise ValueError(f"{job.data} has changed since the comparison was begun")
+        raise ValueError(f"{job.run.data} has changed since the comparison was begun")
     trainer = Trainer(folder, job.run, corpus, device=torch.device(job.device), trackers=[])
     trainer.config.write(folder)
     if not trainer.run(watch=lambda progress: None, stop=stop):
@@ -83,7 +87,8 @@ def _evaluate(job: Job, trainer: Any, folder: Path, stop: Callable[[], bool]) ->
         step=trainer.step,
         data_hash=trainer.corpus.hash,
         tokenizer=trainer.corpus.tokenizer.name,
-        extra={**provenance(), "data": trainer.corpus.name, "device": job.device},
+        variant=job.variant,
+        extra={**provenance(), "data": trainer.corpus.name, "device": job.device, **job.extra},
     )
 
     def watch(length: int, done: int, total: int) -> None:

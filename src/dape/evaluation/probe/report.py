@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dape.evaluation.probe.plan import RESULTS, Plan
+from dape.evaluation.probe.plan import Plan
 from dape.evaluation.records import Row
 from dape.files import write_text
 
@@ -74,7 +74,7 @@ def write_report(rows: Sequence[Row], plan: Plan) -> list[Path]:
     write_text(
         table, markdown_table(rows, metric="accuracy", methods=plan.methods, lengths=plan.config.lengths, seeds=seeds)
     )
-    written = [plan.out / RESULTS, table]
+    written = [plan.results, table]
     for axis, title in (
         ("depth", f"Recall of {plan.config.pairs} pairs, by where the pair stood"),
         ("pairs", "Recall, by number of pairs"),

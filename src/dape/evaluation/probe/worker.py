@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dape.evaluation.probe.config import RecallConfig
 from dape.files import write_text
-from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised, write_job
+from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,6 @@ class Job:
     seed: int
     device: str
     threads: int
-
-    def write(self, folder: Path) -> None:
-        write_job(folder, self)
 
     @classmethod
     def read(cls, folder: Path) -> "Job":

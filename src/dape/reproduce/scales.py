@@ -1,0 +1,130 @@
+"""How much smaller than in the paper: one line per scale. No torch here.
+
+All lengths are divided by the same number, so that an evaluation reaches as many training lengths as in the paper (up
+to 64), and so is the number of scored tokens. Every step reads the same number of tokens at every training length.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from dape.config.load import read_preset
+from dape.errors import UsageError
+from dape.evaluation.config import EvalConfig
+from dape.models.config import DecoderConfig
+from dape.reproduce.catalogue import Experiment
+from dape.training.config import Precision, TrainConfig
+
+ScaleName = Literal["smoke", "cpu", "gpu", "paper"]
+SCORED = 256
+"""Tokens that the paper scores at the end of every window."""
+PAPER_LENGTH = 512
+"""The training length to which the batch of the paper's settings belongs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    name: str
+    divide: int
+    """Lengths, by so much."""
+    windows: int
+    models: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Layers, width and heads in place of a preset's."""
+    steps: int | None = None
+    """In place of a preset's, as the following."""
+    tokens: int | None = None
+    """Per step."""
+    lr: float | None = None
+    precision: Precision = "fp32"
+    data: str = ""
+    """The text, if none is given; empty: must be given."""
+    cost: str = ""
+    """In words, for one experiment."""
+
+    def model(self, size: str, train_length: int) -> DecoderConfig:
+        given = read_preset(size)["model"]
+        if size in self.models:
+            layers, width, heads = self.models[size]
+            given = {"layers": layers, "width": width, "heads": heads}
+        return DecoderConfig(**{**given, "train_length": self.length(train_length)})
+
+    def train(self, size: str, train_length: int) -> TrainConfig:
+        paper = TrainConfig(**read_preset(size)["train"])
+        tokens = self.tokens or paper.batch * PAPER_LENGTH
+        chosen: dict[str, Any] = {"batch": max(1, tokens // self.length(train_length)), "precision": self.precision}
+        if self.steps is not None:
+            chosen |= {"steps": self.steps, "validate_every": 0, "save_every": max(self.steps // 4, 1)}
+        if self.lr is not None:
+            chosen["lr"] = self.lr
+        return replace(paper, keep=1, **chosen)
+
+    def evaluation(self, experiment: Experiment, train_length: int) -> EvalConfig:
+        """The training length and its doublings. Where that is below 256 tokens, all of them are scored everywhere."""
+        shortest, longest = self.length(train_length), self.length(experiment.longest)
+        lengths = tuple(shortest << n for n in range((longest // shortest).bit_length()))
+        return EvalConfig(lengths=lengths, last_k=min(SCORED // self.divide, shortest), windows=self.windows)
+
+    def length(self, of_the_paper: int) -> int:
+        return of_the_paper // self.divide
+
+    def reductions(self, experiment: Experiment) -> list[str]:
+        """What is less than in the paper, in words."""
+        if self.name == "paper":
+            return []
+        words = [f"lengths divided by {self.divide}"] if self.divide > 1 else []
+        for size in experiment.sizes:
+            if size in self.models:
+                paper, (layers, width, _) = read_preset(size)["model"], self.models[size]
+                words.append(f"{size}: {layers} layers of width {width}, not {paper['layers']} of {paper['width']}")
+        train, full = self.train(experiment.sizes[0], PAPER_LENGTH), read_preset(experiment.sizes[0])["train"]
+        tokens, all_tokens = train.steps * train.batch * self.length(PAPER_LENGTH), full["steps"] * full["batch"] * 512
+        words.append(f"{train.steps} steps and {tokens:.2g} tokens, not {full['steps']} and {all_tokens:.2g}")
+        return words
+
+
+SCALES: dict[str, Scale] = {
+    scale.name: scale
+    for scale in (
+        Scale(
+            name="smoke",
+            divide=16,
+            windows=4,
+            models={"125m": (2, 32, 4), "350m": (3, 48, 6), "2.7b": (3, 64, 8), "6.7b": (3, 80, 10)},
+            steps=4,
+            tokens=128,
+            lr=2e-3,
+            data="stdlib",
+            cost="under two minutes; shows that everything runs, learns nothing",
+        ),
+        Scale(
+            name="cpu",
+            divide=4,
+            windows=96,
+            models={"125m": (4, 128, 8), "350m": (8, 160, 10), "2.7b": (8, 256, 16), "6.7b": (8, 320, 20)},
+            steps=400,
+            tokens=1024,
+            lr=2e-3,
+            data="stdlib",
+            cost="up to about an hour on two cores",
+        ),
+        Scale(
+            name="gpu",
+            divide=1,
+            windows=160,
+            steps=5000,
+            tokens=64 * PAPER_LENGTH,
+            precision="bf16",
+            cost="the paper's models for a fortieth of its tokens: hours to days on one GPU",
+        ),
+        Scale(name="paper", divide=1, windows=160, precision="bf16", cost="as in the paper; --dry-run says how much"),
+    )
+}
+
+
+def find(name: str) -> Scale:
+    if name in SCALES:
+        return SCALES[name]
+    near = difflib.get_close_matches(name, SCALES, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise UsageError(f"--scale {name}: no such scale.{hint} There are: {', '.join(SCALES)}")
