@@ -43,7 +43,7 @@ class Scale:
     """In words, for one experiment."""
 
     def model(self, size: str, train_length: int) -> DecoderConfig:
-        given = read_preset(size)["model"]
+        given: dict[str, Any] = read_preset(size)["model"]
         if size in self.models:
             layers, width, heads = self.models[size]
             given = {"layers": layers, "width": width, "heads": heads}
