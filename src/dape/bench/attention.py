@@ -2,11 +2,10 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dape.bench.memory import GB, available_bytes
 from dape.bench.options import (
     INTERRUPTED,
     check_choices,
@@ -14,6 +13,9 @@ from dape.bench.options import (
     check_device,
     check_encoding,
     check_lengths,
+    check_memory_limit,
+    circumstances,
+    memory_limit,
     torch_threads,
 )
 from dape.bench.progress import Progress
@@ -21,7 +23,6 @@ from dape.bench.records import Pass, Row, make_table, print_table, write_json
 from dape.errors import UsageError
 from dape.files import check_writable_file
 from dape.positional.catalogue import DAPE
-from dape.provenance import machine
 
 if TYPE_CHECKING:
     from dape.bench.cases import Shape
@@ -30,7 +31,6 @@ Impl = Literal["fused", "triton", "blocked", "appendix", "sdpa", "static", "refe
 Dtype = Literal["float32", "bfloat16", "float64"]
 
 QUICK_LENGTH, QUICK_REPEATS = 512, 3
-SHARE_OF_MEMORY = 0.7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def run(config: AttentionBench) -> int:
         if not _verified(shape, impls, config.passes):
             return 1
         rows, complete = _measure(config, shape, impls, threads)
-        settings = {**_settings(config, threads), "left_out": left_out, "complete": complete}
+        settings = {**circumstances(config, threads), "left_out": left_out, "complete": complete}
     _report(config, rows, settings)
     return 0 if complete else INTERRUPTED
 
@@ -108,8 +108,7 @@ def check(config: AttentionBench) -> None:
         check_choices(name, getattr(config, name), get_args(choices))
     check_choices("dtype", (config.dtype,), get_args(Dtype))
     check_lengths(config.lengths)
-    if config.memory_limit_gb is not None and not config.memory_limit_gb > 0:
-        raise UsageError(f"--memory-limit-gb must be positive, got {config.memory_limit_gb}")
+    check_memory_limit(config.memory_limit_gb)
     check_encoding("encoding", config.encoding)
     if config.json is not None:
         check_writable_file(config.json, "--json")
@@ -161,17 +160,6 @@ def _shape(config: AttentionBench) -> "Shape":
     )
 
 
-def _memory_limit(config: AttentionBench) -> float:
-    """In bytes."""
-    if config.memory_limit_gb is not None:
-        return config.memory_limit_gb * GB
-    if config.device.startswith("cuda"):
-        import torch
-
-        return SHARE_OF_MEMORY * torch.cuda.mem_get_info(config.device)[0]
-    return SHARE_OF_MEMORY * available_bytes()
-
-
 def _verified(shape: "Shape", impls: Sequence[str], passes: tuple[Pass, ...]) -> bool:
     """Only what is right gets timed."""
     from dape.bench.cases import disagreements
@@ -196,7 +184,7 @@ def _measure(config: AttentionBench, shape: "Shape", impls: list[str], threads: 
         repeats=config.repeats,
         threads=threads,
         memory=config.memory,
-        limit=_memory_limit(config),
+        limit=memory_limit(config.memory_limit_gb, config.device),
     )
     try:
         with Progress(session.steps()) as progress:
@@ -227,11 +215,3 @@ def _title(settings: dict[str, Any]) -> str:
     facts += ["{dtype}", "causal" if settings["causal"] else "bidirectional"]
     facts += ["{threads} threads" if settings["device"] == "cpu" else "{device}"]
     return ", ".join(facts).format(**settings)
-
-
-def _settings(config: AttentionBench, threads: int) -> dict[str, Any]:
-    """Everything that a number depends on."""
-    import torch
-
-    given = {**asdict(config), "json": None if config.json is None else str(config.json)}
-    return {**given, "threads": threads, "torch": torch.__version__, **machine()}

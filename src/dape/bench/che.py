@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dape.bench.options import INTERRUPTED, check_counts, check_encoding, check_lengths, torch_threads
+from dape.bench.options import INTERRUPTED, check_counts, check_encoding, check_lengths, circumstances, torch_threads
 from dape.bench.progress import Progress
-from dape.bench.records import print_table, write_json
+from dape.bench.records import new_table, print_table, write_json
 from dape.che.config import WIDTHS, CheConfig, Subject
 from dape.che.tasks.catalogue import TASKS, find
 from dape.errors import UsageError
 from dape.files import check_writable_file
-from dape.provenance import machine
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,7 +87,7 @@ def run(config: CheBench) -> int:
     rows: list[CheRow] = []
     with torch_threads(config.threads) as threads:
         complete = _measure(config, rows)
-        settings = {**_settings(config, threads), "complete": complete}
+        settings = {**circumstances(config, threads), "complete": complete}
     if config.json is not None:
         write_json(config.json, settings, rows)
         print(f"wrote {config.json}", file=sys.stderr)
@@ -178,11 +177,8 @@ def _median(call: Callable[[], object], repeats: int, warm_up: int) -> float:
 
 
 def make_table(rows: Sequence[CheRow], title: str) -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     caption = "draw: share of a step, drawing included, that drawing examples takes"
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
+    table = new_table(title, caption)
     for header in ("task", "length", "tokens", "method", "samples/s", "step ms", "steps/s", "draw"):
         table.add_column(header, justify="left" if header in ("task", "method") else "right", no_wrap=True)
     for row in rows:
@@ -195,11 +191,3 @@ def make_table(rows: Sequence[CheRow], title: str) -> "Table":
 def _title(config: CheBench, threads: int) -> str:
     cores = f"{threads} thread{'s' if threads > 1 else ''}"
     return f"batch {config.batch}, {config.layers} layers, width {config.width}, {config.heads} heads, {cores}"
-
-
-def _settings(config: CheBench, threads: int) -> dict[str, Any]:
-    """Everything that a number depends on."""
-    import torch
-
-    given = {**asdict(config), "json": None if config.json is None else str(config.json)}
-    return {**given, "threads": threads, "torch": torch.__version__, **machine()}

@@ -13,14 +13,14 @@ from dape.bench.options import (
     check_device,
     check_encoding,
     check_lengths,
+    circumstances,
     torch_threads,
 )
 from dape.bench.progress import Progress
-from dape.bench.records import print_table, write_json
+from dape.bench.records import new_table, print_table, write_json
 from dape.bench.timing import interleaved
 from dape.errors import UsageError
 from dape.files import check_writable_file
-from dape.provenance import machine
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -94,7 +94,7 @@ def run(config: DecodeBench) -> int:
         except WrongResultError as error:
             print(f"dape: {error}", file=sys.stderr)
             return 1
-        settings = {**_settings(config, threads), "complete": complete}
+        settings = {**circumstances(config, threads), "complete": complete}
     if config.json is not None:
         write_json(config.json, settings, rows)
         print(f"wrote {config.json}", file=sys.stderr)
@@ -201,11 +201,8 @@ def _verified(encoding: str, pe: "PositionalEncoding", q: "Tensor", k: "Tensor",
 
 
 def make_table(rows: Sequence[DecodeRow], title: str) -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     caption = "vs sdpa: time relative to PyTorch's attention without positions, the median over rounds"
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
+    table = new_table(title, caption)
     table.add_column("keys", justify="right", no_wrap=True)
     for header in ("encoding", "impl"):
         table.add_column(header, no_wrap=True)
@@ -226,10 +223,3 @@ def _title(settings: dict[str, Any]) -> str:
     return (
         f"one query, {settings['heads']} heads of {settings['head_dim']}, batch {settings['batch']}, float32, {where}"
     )
-
-
-def _settings(config: DecodeBench, threads: int) -> dict[str, Any]:
-    import torch
-
-    given = {**asdict(config), "json": None if config.json is None else str(config.json)}
-    return {**given, "threads": threads, "torch": torch.__version__, **machine()}

@@ -2,11 +2,16 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
+from dape.bench.memory import GB, available_bytes
 from dape.errors import UsageError
 from dape.positional.catalogue import RANDOMIZED, find
+from dape.provenance import machine
 
 INTERRUPTED = 130
+SHARE_OF_MEMORY = 0.7
 
 
 def flag(name: str) -> str:
@@ -34,6 +39,11 @@ def check_choices(name: str, given: Sequence[str], choices: Sequence[str]) -> No
     for value in given:
         if value not in choices:
             raise UsageError(f"{flag(name)}: {value!r} is not known; choose from {', '.join(choices)}")
+
+
+def check_memory_limit(limit_gb: float | None) -> None:
+    if limit_gb is not None and not limit_gb > 0:
+        raise UsageError(f"--memory-limit-gb must be positive, got {limit_gb}")
 
 
 def check_encoding(name: str, encoding: str) -> None:
@@ -64,3 +74,22 @@ def torch_threads(wanted: int | None) -> Iterator[int]:
         yield torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
+
+
+def memory_limit(limit_gb: float | None, device: str) -> float:
+    """How many bytes may be used: what was asked for, or a share of what is free on the device."""
+    if limit_gb is not None:
+        return limit_gb * GB
+    if device.startswith("cuda"):
+        import torch
+
+        return SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]
+    return SHARE_OF_MEMORY * available_bytes()
+
+
+def circumstances(config: Any, threads: int) -> dict[str, Any]:
+    """The options of a benchmark, a dataclass, and everything else that its numbers depend on."""
+    import torch
+
+    given = {**asdict(config), "json": None if config.json is None else str(config.json)}
+    return {**given, "threads": threads, "torch": torch.__version__, **machine()}

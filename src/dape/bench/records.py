@@ -46,13 +46,18 @@ def write_json(path: Path, config: dict[str, Any], rows: Iterable[JsonRow]) -> N
 # As a table ----------------------------------------------------------------------------------------------------------
 
 
-def make_table(rows: Sequence[Row], title: str) -> "Table":
-    """One line per row, grouped by length and pass, with times relative to two baselines of the same group."""
+def new_table(title: str, caption: str) -> "Table":
+    """Without columns yet, in the one look of all benchmarks."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    return Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
+
+
+def make_table(rows: Sequence[Row], title: str) -> "Table":
+    """One line per row, grouped by length and pass, with times relative to two baselines of the same group."""
     caption = "vs sdpa: time relative to sdpa; speed-up: times faster than appendix; peak MB: memory beyond the inputs"
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
+    table = new_table(title, caption)
     table.add_column("length", justify="right", no_wrap=True)
     table.add_column("pass", no_wrap=True)
     table.add_column("impl", no_wrap=True)

@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+Name = TypeVar("Name")
 
 
 def interleaved(
-    candidates: Mapping[str, Callable[[], object]],
+    candidates: Mapping[Name, Callable[[], object]],
     repeats: int,
     *,
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[tuple[str, float]]:
+) -> Iterator[tuple[Name, float]]:
     """Yield (name, seconds) for ``repeats`` timed calls of every candidate.
 
     Every round calls each candidate once and starts one candidate further, so that noise, heat and what the previous

@@ -14,6 +14,7 @@ from dape.bench.options import (
     check_device,
     check_encoding,
     check_lengths,
+    circumstances,
     torch_threads,
 )
 from dape.bench.progress import Progress
@@ -22,7 +23,6 @@ from dape.bench.train_records import PLAIN_GPT, TrainPass, TrainRow, make_table
 from dape.errors import UsageError
 from dape.files import check_writable_file
 from dape.positional.catalogue import RANDOMIZED, find
-from dape.provenance import machine
 
 if TYPE_CHECKING:
     from dape.bench.train_cases import Workload
@@ -92,7 +92,7 @@ def run(config: TrainBench) -> int:
         if not _verified(config, workload):
             return 1
         rows, complete = _measure(config, workload)
-        settings = {**_settings(config, threads), "complete": complete}
+        settings = {**circumstances(config, threads), "complete": complete}
     _report(config, rows, settings)
     return 0 if complete else INTERRUPTED
 
@@ -210,11 +210,3 @@ def _title(settings: dict[str, Any]) -> str:
     facts += ["{precision}", threads if settings["device"] == "cpu" else "{device}"]
     facts += ["compiled"] if settings["compile"] else []
     return ", ".join(facts).format(**settings)
-
-
-def _settings(config: TrainBench, threads: int) -> dict[str, Any]:
-    """Everything that a number depends on."""
-    import torch
-
-    given = {**asdict(config), "json": None if config.json is None else str(config.json)}
-    return {**given, "threads": threads, "torch": torch.__version__, **machine()}

@@ -37,11 +37,13 @@ class Workload:
 class Trainee:
     """A model in training, always on the same batch: what is timed is computation, not loading of data."""
 
-    def __init__(self, model: nn.Module, workload: Workload, length: int) -> None:
+    def __init__(
+        self, model: nn.Module, workload: Workload, length: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
         self.model = model.to(workload.device).train()
         self.call: Callable[..., Any] = torch.compile(self.model) if workload.compile else self.model
         self.parameters = list(self.model.parameters())
-        self.optimizer = _adamw(self.parameters)
+        self.optimizer = adamw(self.parameters) if optimizer is None else optimizer
         self.inputs, self.targets = make_batch(workload, length)
         self.workload = workload
 
@@ -84,7 +86,7 @@ class Trainee:
             torch.cuda.synchronize(self.workload.device)
 
 
-def _adamw(parameters: list[nn.Parameter]) -> torch.optim.AdamW:
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.AdamW:
     try:
         return torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
     except RuntimeError:  # not for every device and version

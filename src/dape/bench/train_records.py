@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from dape.bench.records import new_table
 from dape.positional.catalogue import DAPE, DAPE_V2, RANDOMIZED
 
 if TYPE_CHECKING:
@@ -93,9 +94,9 @@ def make_rows(
             ms=Spread.of([1000 * s for s in seconds]),
             fastest_ms=1000 * min(seconds),
             tokens_per_second=batch * length / statistics.median(seconds),
-            speed_vs_plain_gpt=_paired(timed.get(PLAIN_GPT), seconds),
+            speed_vs_plain_gpt=paired(timed.get(PLAIN_GPT), seconds),
             base=base if base in timed else None,
-            time_vs_base=_paired(seconds, timed.get(base or "")),
+            time_vs_base=paired(seconds, timed.get(base or "")),
             parameters=parameters[model],
             note="" if complete else f"interrupted after {len(seconds)} of {repeats} repetitions",
         )
@@ -103,7 +104,7 @@ def make_rows(
     return rows
 
 
-def _paired(above: Sequence[float] | None, below: Sequence[float] | None) -> Spread | None:
+def paired(above: Sequence[float] | None, below: Sequence[float] | None) -> Spread | None:
     """Ratios within a round: what slows the machine down for seconds slows both alike and cancels."""
     if above is None or below is None:
         return None
@@ -121,10 +122,7 @@ CAPTION = (
 
 def make_table(rows: Sequence[TrainRow], title: str) -> "Table":
     """One line per row, grouped by length and pass. A single pass takes no column: the title names it."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title=title, caption=CAPTION, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
+    table = new_table(title, CAPTION)
     table.pad_edge, table.collapse_padding = False, True  # so that it fits 80 columns
     table.add_column("length", justify="right", no_wrap=True)
     table.add_column("model", overflow="fold")
@@ -147,15 +145,15 @@ def _cells(row: TrainRow) -> list[str]:
     return [
         str(row.length),
         row.model,
-        _with_range(row.ms, digits=0 if row.ms.median >= 1000 else 1),
+        with_range(row.ms, digits=0 if row.ms.median >= 1000 else 1),
         f"{row.tokens_per_second:.0f}",
-        _with_range(row.speed_vs_plain_gpt),
-        _with_range(row.time_vs_base),
+        with_range(row.speed_vs_plain_gpt),
+        with_range(row.time_vs_base),
         _millions(row.parameters),
     ]
 
 
-def _with_range(spread: Spread | None, digits: int = 2) -> str:
+def with_range(spread: Spread | None, digits: int = 2) -> str:
     return "-" if spread is None else f"{spread.median:.{digits}f} ({spread.q3 - spread.q1:.{digits}f})"
 
 
