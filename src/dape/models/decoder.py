@@ -37,6 +37,22 @@ class Block(nn.Module):
         return x + self.feed_forward(self.norm2(x))
 
 
+def new_encodings(config: DecoderConfig) -> list[PositionalEncoding]:
+    """One for every layer, or a single one that all layers share."""
+    shared = shared_by_layers(config.encoding) if config.share_encoding is None else config.share_encoding
+    return [
+        build(
+            config.encoding,
+            num_heads=config.heads,
+            head_dim=config.width // config.heads,
+            model_dim=config.width,
+            train_length=config.train_length,
+            **config.encoding_options,
+        )
+        for _ in range(1 if shared else config.layers)
+    ]
+
+
 class DecoderLM(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -47,25 +63,7 @@ class DecoderLM(nn.Module):
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         self._init_weights()
         # Last: under one seed, models that differ in their encoding start from the same weights elsewhere.
-        self.encodings = nn.ModuleList(
-            self._new_encoding() for _ in range(1 if self.shares_encoding else config.layers)
-        )
-
-    @property
-    def shares_encoding(self) -> bool:
-        share = self.config.share_encoding
-        return shared_by_layers(self.config.encoding) if share is None else share
-
-    def _new_encoding(self) -> PositionalEncoding:
-        config = self.config
-        return build(
-            config.encoding,
-            num_heads=config.heads,
-            head_dim=config.width // config.heads,
-            model_dim=config.width,
-            train_length=config.train_length,
-            **config.encoding_options,
-        )
+        self.encodings = nn.ModuleList(new_encodings(config))
 
     def _init_weights(self) -> None:
         width, layers = self.config.width, self.config.layers
