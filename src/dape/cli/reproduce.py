@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dape.evaluation.records import Row
+    from dape.reproduce.judge import Judged
     from dape.reproduce.plan import Reproduction
 
 LIST = "list"
@@ -162,12 +163,44 @@ class LivePanels(LiveRuns):
         return "perplexity " + " ".join(f"{row.length}: {row.value:.4g}" for row in rows)
 
     def _tables(self) -> "Sequence[Any]":
-        return []
+        return _tables(self._plan, self._rows, self._console.width)
+
+
+def _tables(plan: "Reproduction", rows: "list[Row]", width: int) -> list[Any]:
+    """With a heading each."""
+    from dape.report.reproduction import by_panel, title
+    from dape.report.tables import terminal_table
+
+    labels = [arm.label for arm in plan.experiment.arms]
+    parts: list[Any] = []
+    for panel, of_panel in by_panel(rows).items():
+        parts += [f"\n{title(panel)}", terminal_table(of_panel, methods=labels, width=width)]
+    return parts
 
 
 def _report(plan: "Reproduction", failures: dict[str, str]) -> int:
+    """Files first, then the terminal."""
+    from dape.report import reproduction
+    from dape.reproduce.judge import judge_all
+
     rows = plan.collect()
     tell_failures(failures)
     if not rows:
         return 1
+    reduced = plan.scale.reductions(plan.experiment)
+    judged = judge_all(plan.experiment, rows)
+    written = reproduction.write_tables(plan.out, plan.experiment, rows, reduced)
+    written += reproduction.write_figures(plan.out, plan.experiment, rows)
+    written += reproduction.write_claims(plan.out, plan.experiment, judged, reduced)
+    console = open_console()
+    console.print(*_tables(plan, rows, console.width), sep="\n")
+    _tell_claims(judged)
+    print(f"wrote {', '.join(path.name for path in [plan.results, *written])} in {plan.out}")
     return 1 if failures else 0
+
+
+def _tell_claims(judged: "Sequence[Judged]") -> None:
+    print("\nThe paper's claims, here:")
+    for each in judged:
+        print(f"  {each.ours.verdict:23} {each.claim.statement}")
+    print()

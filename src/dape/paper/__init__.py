@@ -8,6 +8,8 @@ import csv
 from dataclasses import dataclass
 from importlib import resources
 
+from dape.evaluation.records import Row
+
 TITLES = {
     "A1": "time of one iteration, six methods, three model sizes",
     "A2": "accuracy on the Chomsky-hierarchy tasks",
@@ -18,6 +20,10 @@ TITLES = {
     "A7": "perplexity at 6.7B parameters",
     "prose": "numbers that only the text gives, P1 to P8",
 }
+
+STATEMENTS = tuple(f"P{n}" for n in range(1, 9))
+PUBLISHED = "published"
+"""The protocol of rows that come from the paper."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +48,33 @@ class Published:
     note: str
     """What the paper leaves open, and where it contradicts itself."""
 
+    def as_row(self) -> Row:
+        """As a result of ours would be written. Accuracy from 0 to 1; what Row has no place for is in ``extra``."""
+        percent = self.metric == "accuracy_percent"
+        extra = {"source": f"paper, {self.id}", "dataset": self.dataset, "model": self.model.lower()}
+        extra |= {"std": self.std, "n_seeds": self.n_seeds}
+        extra |= {"task": self.dataset} if percent else {}
+        return Row(
+            run=f"paper-{self.id}-{self.dataset or self.model}-{self.method}",
+            method=self.method,
+            variant=self.variant,
+            seed=0,
+            train_length=self.train_len or 0,
+            length=self.eval_len or 0,
+            metric="accuracy" if percent else self.metric,
+            value=self.value / 100 if percent else self.value,
+            scored_tokens=0,
+            protocol=PUBLISHED,
+            data_hash="",
+            note=self.note,
+            extra={name: value for name, value in extra.items() if value not in (None, "")},
+        )
+
 
 def load(name: str) -> list[Published]:
-    """All rows of a table, in the paper's order."""
+    """All rows of a table, or of one statement of the text (P1), in the paper's order."""
+    if name.upper() in STATEMENTS:
+        return [row for row in load("prose") if row.id == name.upper()]
     known = {title.lower(): title for title in TITLES}
     if name.lower() not in known:
         raise ValueError(f"the paper has no table {name!r} here. Known: {', '.join(TITLES)}")

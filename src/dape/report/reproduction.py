@@ -1,0 +1,126 @@
+"""What ``dape reproduce`` writes about language models: tables beside the paper's, figures, claims. No torch here."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dape.evaluation.records import Row
+from dape.files import write_text
+from dape.paper import Published
+from dape.report.numbers import as_text
+from dape.report.tables import markdown_table
+from dape.reproduce.catalogue import Experiment
+from dape.reproduce.evidence import Panel
+from dape.reproduce.judge import Judged, published
+
+CLAIMS_JSON, CLAIMS_MD, TABLES = "claims.json", "claims.md", "tables.md"
+
+
+def labelled(rows: Sequence[Row]) -> list[Row]:
+    """Variants as methods of their own, as tables and figures know methods only."""
+    return [replace(row, method=row.label, variant="") for row in rows]
+
+
+def by_panel(rows: Sequence[Row]) -> dict[Panel, list[Row]]:
+    found: dict[Panel, list[Row]] = {}
+    for row in labelled(rows):
+        found.setdefault(Panel(row.extra["model"], row.extra["paper_train_length"]), []).append(row)
+    return dict(sorted(found.items()))
+
+
+def title(panel: Panel) -> str:
+    return f"{panel.size}, trained at {panel.train_length} in the paper"
+
+
+def file_name(stem: str, panel: Panel, panels: int) -> str:
+    """``stem`` alone where there is one panel only."""
+    return stem if panels == 1 else f"{stem}-{panel.size}-train{panel.train_length}"
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+def write_tables(out: Path, experiment: Experiment, rows: Sequence[Row], reduced: Sequence[str]) -> list[Path]:
+    """Ours, and below each the paper's."""
+    labels = [arm.label for arm in experiment.arms]
+    parts = [f"# {experiment.id}: {experiment.title} ({experiment.where})", in_short(experiment, reduced)]
+    for panel, of_panel in by_panel(rows).items():
+        parts += [
+            f"## {title(panel)}",
+            markdown_table(of_panel, methods=labels).strip(),
+            paper_table(experiment, panel),
+        ]
+    path = out / TABLES
+    write_text(path, "\n\n".join(filter(None, parts)) + "\n")
+    return [path]
+
+
+def in_short(experiment: Experiment, reduced: Sequence[str]) -> str:
+    lines = [f"- reduced: {words}" for words in reduced]
+    lines += [f"- the paper used {experiment.data}"] if reduced else []
+    lines += [f"- not known: {experiment.unknown}"] if experiment.unknown else []
+    return "\n".join(lines)
+
+
+def paper_table(experiment: Experiment, panel: Panel) -> str:
+    """The paper's perplexities for the panel, or that there are none."""
+    found = [row for row in published(experiment) if _belongs(row, experiment, panel)]
+    if not found:
+        return "The paper prints no numbers for this (a figure only)."
+    lengths = sorted({row.eval_len for row in found if row.eval_len})
+    cells = {(row.as_row().label, row.eval_len): row for row in reversed(found)}
+    labels = list(dict.fromkeys(row.as_row().label for row in found))
+    lines = [["in the paper", *map(str, lengths)], ["---", *("---:" for _ in lengths)]]
+    lines += [[label, *(_printed(cells.get((label, length))) for length in lengths)] for label in labels]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    notes = list(dict.fromkeys(f"{row.id}: {row.note}" for row in found if row.note))
+    return "\n\n".join([text, *([f"Notes: {'; '.join(notes)}."] if notes else [])])
+
+
+def _belongs(row: Published, experiment: Experiment, panel: Panel) -> bool:
+    size = row.model.lower() or experiment.sizes[0]
+    return row.metric == "perplexity" and (size, row.train_len) == (panel.size, panel.train_length)
+
+
+def _printed(row: Published | None) -> str:
+    if row is None:
+        return "-"
+    return f"{row.value:g}" if row.std is None else f"{as_text(row.value)} ± {row.std:.2g}"
+
+
+# Figures -------------------------------------------------------------------------------------------------------------
+
+
+def write_figures(out: Path, experiment: Experiment, rows: Sequence[Row]) -> list[Path]:
+    from dape.report.figures import perplexity_figure, save_figure
+
+    panels, written = by_panel(rows), list[Path]()
+    labels = [arm.label for arm in experiment.arms]
+    for panel, of_panel in panels.items():
+        stem = out / file_name("curves", panel, len(panels))
+        save_figure(perplexity_figure(of_panel, methods=labels), stem)
+        written += [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+    return written
+
+
+# Claims --------------------------------------------------------------------------------------------------------------
+
+
+def write_claims(out: Path, experiment: Experiment, judged: Sequence[Judged], reduced: Sequence[str]) -> list[Path]:
+    write_text(out / CLAIMS_JSON, json.dumps([each.as_plain() for each in judged], indent=2) + "\n")
+    head = [f"# What became of the claims: {experiment.id} ({experiment.where})", in_short(experiment, reduced)]
+    write_text(out / CLAIMS_MD, "\n\n".join(filter(None, [*head, claims_table(judged), *map(_details, judged)])) + "\n")
+    return [out / CLAIMS_MD, out / CLAIMS_JSON]
+
+
+def claims_table(judged: Sequence[Judged]) -> str:
+    lines = ["| claim | in the paper's numbers | here |", "| --- | --- | --- |"]
+    lines += [f"| {each.claim.statement} | {each.paper.verdict} | **{each.ours.verdict}** |" for each in judged]
+    return "\n".join(lines)
+
+
+def _details(each: Judged) -> str:
+    return (
+        f"**{each.claim.statement}** ({each.claim.source})\n\n- here: {each.ours.detail}\n- paper: {each.paper.detail}"
+    )
