@@ -237,8 +237,7 @@ def _write(out: Path, maps: "BiasMaps") -> None:
     retired = out.with_name(f".{out.name}.{os.getpid()}.old")
     try:
         with new_folder(out) as temporary:
-            _say("drawing")
-            draw_maps(maps, temporary)
+            draw_maps(maps, temporary, watch=lambda name: _say(f"drawing {name}"))
             (temporary / SUMMARY).write_text(bias_summary(maps.facts), encoding="utf-8")
             write_maps(temporary, maps)
             if out.exists():

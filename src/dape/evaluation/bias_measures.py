@@ -78,7 +78,8 @@ def input_dependence(values: np.ndarray) -> float:
     if samples < 2:
         raise ValueError(f"input dependence compares samples; there is {samples}")
     wide = np.asarray(values, np.float64)
-    within = float(wide.var(axis=0, ddof=1).mean())
+    # Relative to the first: a mean of equal numbers may be rounded, and then differ from them.
+    within = float((wide - wide[0]).var(axis=0, ddof=1).mean())
     if within == 0:
         return 0.0
     between = max(0.0, float(wide.mean(axis=0).var()) - within / samples)

@@ -43,12 +43,16 @@ def lags_of(rows: Stages) -> np.ndarray:
 
 def write_maps(folder: Path, maps: BiasMaps) -> None:
     """Into a folder that exists. The list of files in maps.json holds all that is then in it."""
-    np.savez_compressed(folder / ROWS, lags=maps.lags, **_as_float32(maps.rows))
+    _save(folder / ROWS, {**_as_float32(maps.rows), "lags": maps.lags})
     if maps.images is not None:
-        np.savez_compressed(folder / IMAGES, **_as_float32(maps.images))
+        _save(folder / IMAGES, _as_float32(maps.images))
     files = sorted({FACTS, *(path.name for path in folder.iterdir())})
     text = json.dumps({"format": FORMAT, **maps.facts, "files": files}, indent=2, allow_nan=False, ensure_ascii=False)
     (folder / FACTS).write_text(text + "\n", encoding="utf-8")
+
+
+def _save(path: Path, arrays: Stages) -> None:
+    np.savez_compressed(path, **arrays)  # pyright: ignore[reportArgumentType]  # takes names, knows allow_pickle
 
 
 def _as_float32(stages: Stages) -> Stages:
@@ -78,7 +82,7 @@ def read_facts(folder: Path) -> dict[str, Any] | None:
 
 def _read_arrays(path: Path) -> Stages:
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return {name: stored[name] for name in STAGES}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: missing or damaged ({error})") from error

@@ -4,7 +4,8 @@ Loads matplotlib, so import this module where something is drawn.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dape.report.looks import BLUE, COLOURS, DASH_DOTTED, DASHED, DOTTED, GREY, 
 
 SAMPLES_DRAWN = 2
 """As many as in the paper; the arrays hold them all."""
-POINTS = 160
+POINTS = 256
 """Of a line: more keys than that are averaged in groups, with the single ones pale behind."""
 KIND_COLOURS = {"local": BLUE, "anti-local": VERMILION, "flat": GREY}
 HIDDEN = "#CFCFCF"
@@ -35,22 +36,24 @@ SMALL_WIDTH, SMALL_HEIGHT = 1.12, 0.78
 IMAGE, BAR = 1.35, 0.07
 
 
-def draw_maps(maps: BiasMaps, folder: Path) -> list[Path]:
-    """All figures, each as .png and .svg. Returns what was written."""
-    return [path for name, figure in figures_of(maps) for path in save_figure(figure, folder / name)]
+def draw_maps(maps: BiasMaps, folder: Path, *, watch: Callable[[str], None] = lambda name: None) -> list[Path]:
+    """All figures, each as .png and .svg; ``watch`` hears their names. Returns what was written."""
+    written = []
+    for name, draw in figures_of(maps).items():
+        watch(name)
+        written += save_figure(draw(), folder / name)
+    return written
 
 
-def figures_of(maps: BiasMaps) -> Iterator[tuple[str, Figure]]:
-    """Names and figures, one after the other: only one is in memory."""
-    for sample in range(min(SAMPLES_DRAWN, len(maps.facts["samples"]))):
-        yield f"triples-sample{sample + 1}", triples_figure(maps, sample)
-    if maps.facts["terms"]["f"]:
-        yield "f-by-lag", lag_figure(maps, "f")
-    if maps.facts["terms"]["bias"]:
-        yield "bias-by-lag", lag_figure(maps, "bias")
+def figures_of(maps: BiasMaps) -> dict[str, Callable[[], Figure]]:
+    """By name, and not drawn yet: one at a time is enough in memory."""
+    samples, terms = len(maps.facts["samples"]), maps.facts["terms"]
+    found = {f"triples-sample{n + 1}": partial(triples_figure, maps, n) for n in range(min(SAMPLES_DRAWN, samples))}
+    found |= {f"{stage}-by-lag": partial(lag_figure, maps, stage) for stage in ("f", "bias") if terms[stage]}
     if maps.images is not None:
-        for place, layer in enumerate(maps.facts["layers"]):
-            yield f"images-layer{layer}", image_figure(maps, place)
+        layers = enumerate(maps.facts["layers"])
+        found |= {f"images-layer{layer}": partial(image_figure, maps, place) for place, layer in layers}
+    return found
 
 
 def stage_names(maps: BiasMaps) -> dict[str, str]:
@@ -72,7 +75,7 @@ def _empty_grid(
     """A figure of ``down`` x ``across`` panels of that size in inches, room for a heading above, the caption below."""
     width = LEFT + across * size[0] + (across - 1) * gaps[0] + right
     lines = caption_lines(caption, width)
-    below = 0.5 + CAPTION_LINE * len(lines)
+    below = 0.6 + CAPTION_LINE * len(lines)
     height = ABOVE + down * size[1] + (down - 1) * gaps[1] + below
     figure = Figure(figsize=(width, height))
     write_caption(figure, lines)
@@ -230,11 +233,20 @@ def _draw_by_lag(panel: Axes, maps: BiasMaps, stage: str, place: tuple[int, int]
         panel.set_xscale("log")
         panel.set_xlim(1, max(2, lags[-1]))
         panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_formatter("{x:g}")
         if maps.facts["train_length"] <= lags[-1]:
             panel.axvline(maps.facts["train_length"], color="#888888", linewidth=0.9, linestyle=DOTTED, zorder=1)
     dependence = found["input_dependence"] if stage == "f" else None
     share = "" if dependence is None else f"  text {100 * dependence:.0f}%"
-    panel.text(0, 1.03, f"{slope:+.2f}{share}", transform=panel.transAxes, fontsize=6, color=colour, va="bottom")
+    panel.text(
+        0,
+        1.03,
+        f"{slope:+.2f}{share}".replace("-", "\N{MINUS SIGN}"),
+        transform=panel.transAxes,
+        fontsize=6,
+        color=colour,
+        va="bottom",
+    )
 
 
 def log_groups(lags: np.ndarray, per_doubling: int = 6) -> list[np.ndarray]:
@@ -306,8 +318,11 @@ def _draw_image(figure: Figure, panel: Axes, values: np.ndarray, image: dict[str
     bar = figure.colorbar(drawn, cax=beside)
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     beside.tick_params(labelsize=6, length=2, pad=1)
-    if stage != "weights":
-        beside.yaxis.set_major_locator(MaxNLocator(4))
+    if stage == "weights":
+        bar.set_ticks([FAINTEST, 1e-2, 1.0])
+        beside.yaxis.set_minor_locator(NullLocator())
+    else:
+        bar.set_ticks(MaxNLocator(4))
 
 
 def _signed_colours(values: np.ndarray) -> tuple[Colormap, Normalize]:

@@ -27,8 +27,8 @@ def _what(facts: dict[str, Any]) -> str:
     samples, layers, heads = len(facts["samples"]), facts["layers"], facts["heads"]
     variant = f" ({facts['variant']})" if facts["variant"] else ""
     return (
-        f"{facts['method']}{variant}: logits = {facts['terms']['logits']}. Trained at {facts['train_length']} tokens for "
-        f"{facts['step']} steps; the last query of {_several(samples, 'window')} of {facts['length']} tokens, "
+        f"{facts['method']}{variant}: logits = {facts['terms']['logits']}. Trained at {facts['train_length']} tokens "
+        f"for {facts['step']} steps; the last query of {_several(samples, 'window')} of {facts['length']} tokens, "
         f"{_numbers('layer', layers, facts['model_layers'])}, {_numbers('head', heads, facts['model_heads'])}."
     )
 
@@ -48,9 +48,9 @@ def _about_f(facts: dict[str, Any]) -> list[str]:
         return ["There is no f: what the encoding adds is the same whatever the text says."]
     counts = Counter(head["kind"] for head in heads)
     found = [
-        f"{name} is local (falls with the logarithm of the lag) in {counts['local']} of {_several(len(heads), 'head')}, "
-        f"anti-local (rises) in {counts['anti-local']}, flat (changes by less than {FLAT:g} from lag 1 to {longest}) in "
-        f"{counts['flat']}."
+        f"{name} is local (falls with the logarithm of the lag) in {counts['local']} of {_several(len(heads), 'head')},"
+        f" anti-local (rises) in {counts['anti-local']}, flat (changes by less than {FLAT:g} from lag 1 to {longest})"
+        f" in {counts['flat']}."
     ]
     divided = [head for head in heads if head["kind"] != "flat" and min(head["slopes"]) < 0 < max(head["slopes"])]
     if divided:
