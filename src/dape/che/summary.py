@@ -54,7 +54,8 @@ class Run:
     def familiar(self, config: CheConfig) -> tuple[float, float]:
         """Accuracy in distribution, and minus the loss there to tell apart what is equally right."""
         lengths = config.familiar_lengths
-        return _mean(self.accuracy[n] for n in lengths), -_mean(self.nll[n] for n in lengths)
+        losses = [self.nll[n] for n in lengths if n in self.nll]
+        return _mean(self.accuracy[n] for n in lengths), -_mean(losses) if losses else 0.0
 
     def score(self, config: CheConfig) -> float:
         return _mean(self.accuracy[n] for n in config.scored_lengths)
