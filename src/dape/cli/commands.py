@@ -20,7 +20,7 @@ from dape.bench.decode import DecodeBench
 from dape.bench.decode import run as bench_decode
 from dape.bench.train import TrainBench
 from dape.bench.train import run as bench_train
-from dape.cli import che, compare, evaluate, generate, probe, reproduce, train, visualize
+from dape.cli import che, compare, evaluate, generate, probe, report, reproduce, train, visualize
 from dape.cli.list_encodings import ListEncodings, list_encodings
 from dape.cli.prepare import Prepare, prepare
 
@@ -161,6 +161,15 @@ COMMANDS = [
             "bias-ablation": "does it run: two minutes",
             "seeds --scale cpu": "error bars and significance of eight encodings, about an hour on two cores",
             "baselines --scale paper --data arxiv --dry-run": "what it would cost",
+        },
+    ),
+    Command(
+        "report",
+        report.Report,
+        report.run,
+        examples={
+            "runs/compare": "one comparison, into runs/compare/report.html",
+            "results --out report.html": "all results of a folder in one page",
         },
     ),
     Command(

@@ -1,0 +1,282 @@
+"""``dape report``: result folders as one page for a browser. No torch here."""
+
+import json
+import math
+import os
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from dape.errors import UsageError
+from dape.evaluation.records import Row
+from dape.files import check_writable_file, write_text
+from dape.paper import Published, load
+from dape.report.page.section import TERMS, Claim, Maps, Section
+
+RESULTS, CLAIMS, MAPS = "results.jsonl", "claims.json", ("maps.npz", "maps.json")
+DEEPEST = 3
+"""Levels of subfolders that are looked into."""
+MOST_WARNINGS = 5
+"""About one file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """One page to look at results in a browser, beside the paper's numbers.
+
+    Curves with values to point at, tables to sort, significance, claims, heat maps and what attention is made of,
+    whatever the folder has; everything is in one file that needs no network. DIR is a folder that `dape compare`,
+    `dape che`, `dape probe` or `dape reproduce` wrote (it has results.jsonl), or one with such folders up to three
+    levels below. Needs the extra `report`: pip install 'dape[report]'.
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """Results of one command, or a folder of several."""
+    out: Path | None = None
+    """The page; by default report.html in DIR. A file that is not a report is not overwritten."""
+
+
+def run(config: Report) -> int:
+    if not config.folder.is_dir():
+        missing = "is not a folder" if config.folder.exists() else "does not exist"
+        raise UsageError(f"{config.folder} {missing}; `dape report` reads a folder with {RESULTS}")
+    out = config.out or config.folder / "report.html"
+    check_may_replace(out)
+    found = list(result_folders(config.folder))
+    if not found:
+        raise UsageError(
+            f"{config.folder}: there is no {RESULTS} here nor up to {DEEPEST} levels below, nor {CLAIMS} or {MAPS[0]}. "
+            f"`dape compare --out DIR`, `dape che --out DIR` and `dape probe --train --out DIR` each write one"
+        )
+    sections = [section_of(folder, config.folder) for folder in found]
+    for section in sections:
+        for warning in section.warnings:
+            print(f"warning: {section.source}: {warning}", file=sys.stderr)
+    if not any(section.rows or section.claims or section.maps for section in sections):
+        raise ValueError(
+            f"{config.folder}: nothing of {len(found)} result folders could be read, so there is no report"
+        )
+    from dape.report.page import build_page
+
+    title = config.folder.resolve().name or "Results"
+    write_text(out, build_page(sections, title))
+    rows, size = sum(len(section.rows) for section in sections), out.stat().st_size / 1e6
+    print(
+        f"{out}: {len(sections)} section{'s' * (len(sections) > 1)}, {rows} rows, {size:.1f} MB. Open it in a browser."
+    )
+    return 0
+
+
+def check_may_replace(out: Path) -> None:
+    """A report takes the place of a report, and of nothing else."""
+    check_writable_file(out, "--out")
+    if not out.exists():
+        return
+    from dape.report.page import GENERATOR
+
+    with out.open("rb") as file:
+        if f'content="{GENERATOR}"'.encode() not in file.read(4096) and out.stat().st_size:
+            raise UsageError(f"--out {out}: exists and is not a report of dape; choose another name or remove it")
+
+
+# Folders -------------------------------------------------------------------------------------------------------------
+
+
+def result_folders(top: Path, depth: int = DEEPEST) -> Iterator[Path]:
+    """Those with results, by name; what is inside of one belongs to it."""
+    if any((top / name).is_file() for name in (RESULTS, CLAIMS, MAPS[0])):
+        yield top
+        return
+    if depth == 0:
+        return
+    for inner in sorted(_subfolders(top)):
+        yield from result_folders(inner, depth - 1)
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(e.path) for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
+    except PermissionError:
+        return []
+
+
+def section_of(folder: Path, top: Path) -> Section:
+    rows, warnings = rows_of(folder / RESULTS)
+    claims, about_claims = claims_of(folder / CLAIMS)
+    maps, about_maps = maps_of(folder)
+    title, about = described(folder)
+    return Section(
+        title=title or (folder.resolve().name if folder == top else str(folder.relative_to(top))),
+        about=about,
+        rows=rows,
+        published=published_for(folder),
+        claims=claims,
+        maps=maps,
+        source=str(folder),
+        warnings=[*warnings, *about_claims, *about_maps],
+    )
+
+
+def described(folder: Path) -> tuple[str, list[str]]:
+    """Title and first paragraph of the folder's README.md."""
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return "", []
+    title = text.removeprefix("# ").partition("\n")[0].strip() if text.startswith("# ") else ""
+    paragraphs = [" ".join(part.split()) for part in text.split("\n\n") if part.strip() and not part.startswith("#")]
+    first = paragraphs[0] if paragraphs else ""
+    prose = first and first[0] not in "|!<-*"
+    return title, [first.replace("`", "").removesuffix(" Made by")] if prose else []
+
+
+def published_for(folder: Path) -> list[Published]:
+    """The paper's numbers to show beside a folder's."""
+    first = _first_row(folder / RESULTS)
+    if first is None:
+        return []
+    if first.protocol == "che":
+        return load("A2")
+    return load("A3") if first.metric == "perplexity" else []
+
+
+def _first_row(path: Path) -> Row | None:
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                return checked(Row.from_json(line))
+            except (ValueError, TypeError):
+                continue
+    return None
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(path: Path) -> tuple[list[Row], list[str]]:
+    """All rows that can be read, and what could not: one broken line must not hide what all others say."""
+    if not path.is_file():
+        return [], []
+    rows, bad = [], []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(checked(Row.from_json(line)))
+        except (ValueError, TypeError) as error:
+            cut = number == len(lines)
+            bad.append(
+                f"line {number} is left out: it was not written to its end"
+                if cut
+                else f"line {number} is left out: not a result row ({error})"
+            )
+    more = [f"{len(bad) - MOST_WARNINGS} more lines are left out"] if len(bad) > MOST_WARNINGS else []
+    warnings = [f"{path.name}: {text}" for text in [*bad[:MOST_WARNINGS], *more]]
+    return rows, warnings if rows or bad else [f"{path.name} is empty"]
+
+
+KINDS = {
+    "run": str,
+    "method": str,
+    "seed": int,
+    "train_length": int,
+    "length": int,
+    "metric": str,
+    "protocol": str,
+    "data_hash": str,
+    "scored_tokens": int,
+    "variant": str,
+    "tokenizer": str,
+    "note": str,
+    "mode": str,
+    "extra": dict,
+}
+
+
+def checked(row: Row) -> Row:
+    """The row, if its fields are what they are said to be: a file may have been edited by hand."""
+    for name, kind in KINDS.items():
+        if not isinstance(getattr(row, name), kind):
+            raise ValueError(f"{name} is {getattr(row, name)!r}")
+    if row.train_length < 1 or row.length < 1:
+        raise ValueError("a length is at least 1")
+    if row.metric == "perplexity" and row.value <= 0:
+        raise ValueError(f"perplexity {row.value:g}")
+    return row
+
+
+def claims_of(path: Path) -> tuple[list[Claim], list[str]]:
+    if not path.is_file():
+        return [], []
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return [], [f"{path.name} is left out: {error}"]
+    if not isinstance(given, list):
+        return [], [f"{path.name} is left out: it is not a list of claims"]
+    claims, warnings = [], []
+    for place, each in enumerate(given, 1):
+        try:
+            claims.append(Claim.from_plain(each))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            warnings.append(f"{path.name}: claim {place} is left out ({error})")
+    return claims, warnings
+
+
+def maps_of(folder: Path) -> tuple[Maps | None, list[str]]:
+    """What `dape visualize` has written here or into maps/."""
+    for place in (folder, folder / "maps"):
+        arrays, words = (place / name for name in MAPS)
+        if not arrays.is_file() or not words.is_file():
+            continue
+        try:
+            return _maps(arrays, words), []
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+            return None, [f"{arrays.name} is left out: {error}"]
+    return None, []
+
+
+def _formulas(given: Any) -> dict[str, str]:
+    return {str(name): str(text) for name, text in given.items()} if isinstance(given, dict) else {}
+
+
+def _maps(arrays: Path, words: Path) -> Maps:
+    import numpy as np
+
+    given: dict[str, Any] = json.loads(words.read_text(encoding="utf-8"))
+    with np.load(arrays, allow_pickle=False) as file:
+        terms = {name: file[name] for name in TERMS if name in file}
+        lags = file["lags"]
+    layers, heads = tuple(given["layers"]), tuple(given["heads"])
+    samples = tuple((str(sample["id"]), str(sample["text"])) for sample in given["samples"])
+    shape = (len(samples), len(layers), len(heads), len(lags))
+    for name in ("scores", "weights"):
+        if name not in terms:
+            raise ValueError(f"there is no array {name}")
+    for name, values in terms.items():
+        if values.shape != shape:
+            raise ValueError(f"{name} has shape {values.shape}, and {words.name} speaks of {shape}")
+    if not math.prod(shape):
+        raise ValueError("there is nothing in it")
+    return Maps(
+        method=str(given["method"]),
+        length=int(given["length"]),
+        query=int(given["query"]),
+        layers=layers,
+        heads=heads,
+        samples=samples,
+        lags=lags,
+        terms=terms,
+        formulas=_formulas(given.get("terms")),
+        heads_summary=given.get("heads_summary"),
+    )

@@ -1,0 +1,128 @@
+"""The page as text: sections are turned into views, views into HTML. Everything that came from data is escaped here."""
+
+import base64
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from dape._version import __version__
+from dape.errors import UsageError
+from dape.evaluation.records import Row
+from dape.evaluation.statistics import in_words
+from dape.report.page.blocks import Block, Claims, View
+from dape.report.page.curves import curve_block
+from dape.report.page.explorer import explorer_of
+from dape.report.page.panels import CHE, split
+from dape.report.page.provenance import facts_of, reduced_of
+from dape.report.page.section import VERDICTS, Claim, Section
+from dape.report.page.tasks import task_block
+from dape.report.page.vega import vega
+
+GENERATOR = "dape report"
+"""How a page of ours is known."""
+SCRIPTS = ("page.js", "charts.js", "explorer.js")
+CHARTS = ("curves", "map", "terms", "weights")
+
+
+def build_page(sections: Sequence[Section], title: str) -> str:
+    """One HTML page without any reference to the outside. Needs the extra ``report``."""
+    views = [view_of(section, f"s{place}") for place, section in enumerate(sections, 1)]
+    scripts = [
+        re.sub("</(?=script)", r"<\\/", script, flags=re.IGNORECASE) for script in (vega(), *map(_read, SCRIPTS))
+    ]
+    specs = {name: json.loads(_read(f"charts/{name}.json")) for name in CHARTS}
+    return _template().render(
+        title=title,
+        views=views,
+        rows=sum(len(section.rows) for section in sections),
+        css=_read("page.css"),
+        scripts=scripts,
+        hashes=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
+        specs=specs,
+        verdicts=VERDICTS,
+        generator=GENERATOR,
+        version=__version__,
+    )
+
+
+def _read(name: str) -> str:
+    return resources.files("dape.report.page").joinpath(*name.split("/")).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    """As the page's own security policy names a script that may run: nothing that slipped in can."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _template() -> Any:
+    try:
+        from jinja2 import Environment, StrictUndefined
+        from markupsafe import Markup
+    except ImportError:
+        raise UsageError("a report needs the library jinja2; pip install 'dape[report]'") from None
+
+    def as_json(value: object) -> Markup:
+        """For <script type="application/json">, which only "<" could leave."""
+        return Markup(json.dumps(value, allow_nan=False, ensure_ascii=False).replace("<", "\\u003c"))
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment.filters["as_json"] = as_json
+    return environment.from_string(_read("page.html"))
+
+
+# Views ---------------------------------------------------------------------------------------------------------------
+
+
+def view_of(section: Section, name: str) -> View:
+    blocks = [
+        task_block(panel, section.published) if panel.kind == CHE else curve_block(panel, section.published)
+        for panel in split(section.rows)
+    ]
+    claims = _claims(section.claims)
+    return View(
+        id=name,
+        title=section.title,
+        about=section.about,
+        source=section.source,
+        badges=_badges(section.rows),
+        warnings=section.warnings,
+        reduced=reduced_of(section.rows),
+        claims=claims,
+        blocks=blocks,
+        explorer=explorer_of(section.maps) if section.maps else None,
+        facts=facts_of(section.rows),
+        headline=_headline(section, blocks, claims),
+    )
+
+
+def _badges(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return []
+    counts = {
+        "row": len(rows),
+        "method": len({row.label for row in rows}),
+        "seed": len({row.seed for row in rows}),
+        "length": len({row.length for row in rows}),
+        "task": len({str(row.extra["task"]) for row in rows if "task" in row.extra}),
+    }
+    trained = sorted({row.train_length for row in rows})
+    return [f"{n} {name}{'s' * (n > 1)}" for name, n in counts.items() if n] + [f"trained at {in_words(trained)}"]
+
+
+def _claims(claims: Sequence[Claim]) -> Claims | None:
+    if not claims:
+        return None
+    counts = Counter(claim.ours.verdict for claim in claims)
+    order = [*VERDICTS, *sorted(set(counts) - set(VERDICTS))]
+    return Claims(claims, {verdict: counts[verdict] for verdict in order if counts[verdict]})
+
+
+def _headline(section: Section, blocks: Sequence[Block], claims: Claims | None) -> str:
+    if claims:
+        return "Claims of the paper, here: " + ", ".join(f"{n} {verdict}" for verdict, n in claims.counts.items()) + "."
+    attention = f"What attention of {section.maps.method} is made of." if section.maps else ""
+    return next((words[0] for block in blocks if (words := block.words)), attention)

@@ -1,0 +1,80 @@
+"""What goes into a page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dape.evaluation.records import Row
+from dape.paper import Published
+
+if TYPE_CHECKING:
+    import numpy as np
+
+VERDICTS = ("holds (significant)", "holds (not significant)", "fails", "not tested")
+TERMS = ("scores", "bias", "f", "logits", "weights")
+"""Arrays of a map: A, B, f, what softmax sees, and what it gives."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    verdict: str
+    """One of VERDICTS; anything else is shown as it is."""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    id: str
+    statement: str
+    source: str
+    paper: Verdict
+    """By the paper's own numbers."""
+    ours: Verdict
+
+    @classmethod
+    def from_plain(cls, given: Any) -> "Claim":
+        """From what JSON gives back; ValueError or TypeError if it is no claim."""
+        if not isinstance(given, Mapping) or not given.get("statement"):
+            raise ValueError("a claim is an object with a statement")
+        sides = {side: given.get(side) or {"verdict": "not tested"} for side in ("paper", "ours")}
+        verdicts = {name: Verdict(str(side["verdict"]), str(side.get("detail", ""))) for name, side in sides.items()}
+        return cls(str(given.get("id", "")), str(given["statement"]), str(given.get("source", "")), **verdicts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Maps:
+    """The terms of attention of one query, by sample, layer, head and key."""
+
+    method: str
+    length: int
+    query: int
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    samples: tuple[tuple[str, str], ...]
+    """Name and text."""
+    lags: "np.ndarray"
+    """Distance of each key from the query."""
+    terms: Mapping[str, "np.ndarray"]
+    """TERMS -> array [sample, layer, head, key]."""
+    formulas: Mapping[str, str] = field(default_factory=dict)
+    """How a term is written, by its name."""
+    heads_summary: Any = None
+    """A list of objects, shown as a table; or nothing."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A result folder."""
+
+    title: str
+    about: Sequence[str] = ()
+    """Paragraphs of plain text."""
+    rows: Sequence[Row] = ()
+    published: Sequence[Published] = ()
+    """The paper's numbers to show beside ours."""
+    claims: Sequence[Claim] = ()
+    maps: Maps | None = None
+    source: str = ""
+    """Where it was read from."""
+    warnings: Sequence[str] = ()
+    """What could not be read."""
