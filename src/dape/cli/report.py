@@ -8,15 +8,17 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from dape.errors import UsageError
-from dape.evaluation.records import Row
 from dape.files import check_writable_file, write_text
-from dape.paper import Published, load
-from dape.report.page.section import TERMS, Claim, Maps, Section
+
+if TYPE_CHECKING:
+    from dape.evaluation.records import Row
+    from dape.paper import Published
+    from dape.report.page import Claim, Maps, Section
 
 RESULTS, CLAIMS, MAPS = "results.jsonl", "claims.json", ("maps.npz", "maps.json")
 DEEPEST = 3
@@ -106,7 +108,9 @@ def _subfolders(folder: Path) -> list[Path]:
         return []
 
 
-def section_of(folder: Path, top: Path) -> Section:
+def section_of(folder: Path, top: Path) -> "Section":
+    from dape.report.page import Section
+
     rows, warnings = rows_of(folder / RESULTS)
     claims, about_claims = claims_of(folder / CLAIMS)
     maps, about_maps = maps_of(folder)
@@ -136,8 +140,10 @@ def described(folder: Path) -> tuple[str, list[str]]:
     return title, [first.replace("`", "").removesuffix(" Made by")] if prose else []
 
 
-def published_for(folder: Path) -> list[Published]:
+def published_for(folder: Path) -> "list[Published]":
     """The paper's numbers to show beside a folder's."""
+    from dape.paper import load
+
     first = _first_row(folder / RESULTS)
     if first is None:
         return []
@@ -146,7 +152,9 @@ def published_for(folder: Path) -> list[Published]:
     return load("A3") if first.metric == "perplexity" else []
 
 
-def _first_row(path: Path) -> Row | None:
+def _first_row(path: Path) -> "Row | None":
+    from dape.evaluation.records import Row
+
     if not path.is_file():
         return None
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -161,8 +169,10 @@ def _first_row(path: Path) -> Row | None:
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
-def rows_of(path: Path) -> tuple[list[Row], list[str]]:
+def rows_of(path: Path) -> "tuple[list[Row], list[str]]":
     """All rows that can be read, and what could not: one broken line must not hide what all others say."""
+    from dape.evaluation.records import Row
+
     if not path.is_file():
         return [], []
     rows, bad = [], []
@@ -203,7 +213,7 @@ KINDS = {
 }
 
 
-def checked(row: Row) -> Row:
+def checked(row: "Row") -> "Row":
     """The row, if its fields are what they are said to be: a file may have been edited by hand."""
     for name, kind in KINDS.items():
         if not isinstance(getattr(row, name), kind):
@@ -215,7 +225,9 @@ def checked(row: Row) -> Row:
     return row
 
 
-def claims_of(path: Path) -> tuple[list[Claim], list[str]]:
+def claims_of(path: Path) -> "tuple[list[Claim], list[str]]":
+    from dape.report.page import Claim
+
     if not path.is_file():
         return [], []
     try:
@@ -233,7 +245,7 @@ def claims_of(path: Path) -> tuple[list[Claim], list[str]]:
     return claims, warnings
 
 
-def maps_of(folder: Path) -> tuple[Maps | None, list[str]]:
+def maps_of(folder: Path) -> "tuple[Maps | None, list[str]]":
     """What `dape visualize` has written here or into maps/."""
     for place in (folder, folder / "maps"):
         arrays, words = (place / name for name in MAPS)
@@ -250,11 +262,13 @@ def _formulas(given: Any) -> dict[str, str]:
     return {str(name): str(text) for name, text in given.items()} if isinstance(given, dict) else {}
 
 
-def _maps(arrays: Path, words: Path) -> Maps:
+def _maps(arrays: Path, words: Path) -> "Maps":
     import numpy as np
 
+    from dape.report.page import TERMS, Maps
+
     given: dict[str, Any] = json.loads(words.read_text(encoding="utf-8"))
-    with np.load(arrays, allow_pickle=False) as file:
+    with arrays.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         terms = {name: file[name] for name in TERMS if name in file}
         lags = file["lags"]
     layers, heads = tuple(given["layers"]), tuple(given["heads"])

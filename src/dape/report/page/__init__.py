@@ -6,6 +6,6 @@
 """
 
 from dape.report.page.build import GENERATOR, build_page
-from dape.report.page.section import Claim, Maps, Section, Verdict
+from dape.report.page.section import TERMS, Claim, Maps, Section, Verdict
 
-__all__ = ["GENERATOR", "Claim", "Maps", "Section", "Verdict", "build_page"]
+__all__ = ["GENERATOR", "TERMS", "Claim", "Maps", "Section", "Verdict", "build_page"]

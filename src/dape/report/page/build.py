@@ -35,7 +35,7 @@ def build_page(sections: Sequence[Section], title: str) -> str:
         re.sub("</(?=script)", r"<\\/", script, flags=re.IGNORECASE) for script in (vega(), *map(_read, SCRIPTS))
     ]
     specs = {name: json.loads(_read(f"charts/{name}.json")) for name in CHARTS}
-    return _template().render(
+    text = _template().render(
         title=title,
         views=views,
         rows=sum(len(section.rows) for section in sections),
@@ -47,6 +47,7 @@ def build_page(sections: Sequence[Section], title: str) -> str:
         generator=GENERATOR,
         version=__version__,
     )
+    return text.lstrip()
 
 
 def _read(name: str) -> str:
