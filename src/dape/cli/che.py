@@ -101,7 +101,7 @@ class Che:
 def run(config: Che) -> int:
     if config.show is not None:
         return show(config.show, config.compat)
-    plan = _plan(config)
+    plan = plan_of(config)
     with locked(config.out):
         jobs = config.jobs or side_by_side(plan)
         plan = _within_budget(config, plan, jobs)
@@ -203,7 +203,7 @@ def settings_of(config: Che) -> CheConfig:
     )
 
 
-def _plan(config: Che) -> "Plan":
+def plan_of(config: Che) -> "Plan":
     """Everything that can be wrong is found here, before anything is trained."""
     tasks, methods = chosen_tasks(config.tasks), chosen_methods(config.methods)
     rates = chosen_rates(config.lr, budget=config.budget is not None)

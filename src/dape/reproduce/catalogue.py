@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dape.che.config import PAPER_METHODS
 from dape.errors import UsageError
 
 Kind = Literal["language", "che", "time", "maps"]
@@ -52,6 +53,12 @@ class Experiment:
     """Tables and statements of dape.paper with numbers for it."""
     unknown: str = ""
     """What the paper leaves open, and what we take."""
+    tasks: int = 1
+
+    @property
+    def runs(self) -> int:
+        """In the paper, as far as it says."""
+        return max(1, len(self.arms)) * len(self.sizes) * len(self.train_lengths) * self.seeds * self.tasks
 
 
 def arms(*methods: str) -> tuple[Arm, ...]:
@@ -132,6 +139,10 @@ EXPERIMENTS: dict[str, Experiment] = {
             title="Chomsky-hierarchy tasks",
             where="Table 2",
             kind="che",
+            arms=arms(*PAPER_METHODS),
+            sizes=("encoder",),
+            train_lengths=(40,),
+            tasks=14,
             data="generated",
             published=("A2",),
             unknown="learning rate, seeds, mean or best of them, and whether DAPE had randomised positions",

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -137,7 +137,8 @@ class Reproduction(Grid[Trial]):
     # Settings --------------------------------------------------------------------------------------------------------
 
     def shared_settings(self) -> dict[str, Any]:
-        return {"experiment": self.experiment.id, "scale": asdict(self.scale), "data_hash": self.data_hash}
+        """Little: all else is in the names of the runs, so that other settings are other runs."""
+        return {"data_hash": self.data_hash}
 
     def growing_settings(self, known: Mapping[str, Any]) -> dict[str, Any]:
         return {

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dape.che.config import LONGEST, PAPER_METHODS, PAPER_RATES, PAPER_SAMPLES, PAPER_STEPS, CheConfig
+from dape.che.tasks.catalogue import TASKS
 from dape.config.load import read_preset
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig
@@ -41,6 +43,8 @@ class Scale:
     """The text, if none is given; empty: must be given."""
     cost: str = ""
     """In words, for one experiment."""
+    caveat: str = ""
+    """What must be said beside every verdict."""
 
     def model(self, size: str, train_length: int) -> DecoderConfig:
         given: dict[str, Any] = read_preset(size)["model"]
@@ -79,6 +83,7 @@ class Scale:
                 words.append(f"{size}: {layers} layers of width {width}, not {paper['layers']} of {paper['width']}")
         train, full = self.train(experiment.sizes[0], PAPER_LENGTH), read_preset(experiment.sizes[0])["train"]
         tokens, all_tokens = train.steps * train.batch * self.length(PAPER_LENGTH), full["steps"] * full["batch"] * 512
+        words += [self.caveat] if self.caveat else []
         words.append(f"{train.steps} steps and {tokens:.2g} tokens, not {full['steps']} and {all_tokens:.2g}")
         return words
 
@@ -95,7 +100,8 @@ SCALES: dict[str, Scale] = {
             tokens=128,
             lr=2e-3,
             data="stdlib",
-            cost="under two minutes; shows that everything runs, learns nothing",
+            cost="under two minutes; shows that everything runs",
+            caveat="nothing is learned at this scale, so that verdicts say nothing about the claims",
         ),
         Scale(
             name="cpu",
@@ -128,3 +134,54 @@ def find(name: str) -> Scale:
     near = difflib.get_close_matches(name, SCALES, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise UsageError(f"--scale {name}: no such scale.{hint} There are: {', '.join(SCALES)}")
+
+
+# Chomsky-hierarchy tasks ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheScale:
+    """`dape che` with less than the paper's."""
+
+    tasks: tuple[str, ...]
+    methods: tuple[str, ...] = PAPER_METHODS
+    steps: int = PAPER_STEPS
+    rates: tuple[float, ...] = PAPER_RATES
+    width: Literal["paper", "cpu"] = "paper"
+    hidden: int = CheConfig.hidden
+    batch: int = CheConfig.batch
+    samples: int = PAPER_SAMPLES
+    lengths: tuple[int, ...] = tuple(range(1, LONGEST + 1))
+
+
+_ALL_TASKS = tuple(name for name, task in TASKS.items() if task.in_paper)
+_SEVEN = tuple(method for method in PAPER_METHODS if not method.endswith(("learned", "sinusoidal", "-xl")))
+_FIVE_TASKS = ("even_pairs", "stack_manipulation", "reverse_string", "missing_duplicate_string", "bucket_sort")
+_FEW_LENGTHS = (10, 20, 30, 40, 41, 60, 80, 120, 160, 240, 320, 500)
+
+CHE: dict[str, CheScale] = {
+    "smoke": CheScale(
+        tasks=("even_pairs", "bucket_sort"),
+        methods=("randomized-alibi", "dape-alibi"),
+        steps=4,
+        rates=(1e-3,),
+        width="cpu",
+        hidden=4,
+        batch=8,
+        samples=8,
+        lengths=(20, 41, 60),
+    ),
+    "cpu": CheScale(
+        tasks=_FIVE_TASKS,
+        methods=_SEVEN,
+        steps=1000,
+        rates=(1e-3,),
+        width="cpu",
+        hidden=16,
+        batch=32,
+        samples=64,
+        lengths=_FEW_LENGTHS,
+    ),
+    "gpu": CheScale(tasks=_ALL_TASKS, steps=20_000, rates=(3e-4,), lengths=tuple(range(10, LONGEST + 1, 10))),
+    "paper": CheScale(tasks=_ALL_TASKS),
+}
