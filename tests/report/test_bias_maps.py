@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm, to_hex
 
 from dape.evaluation.map_files import STAGES, BiasMaps
@@ -126,6 +127,20 @@ def test_many_keys_are_averaged(monkeypatch):
 def test_only_what_the_encoding_has_is_drawn():
     assert len(triples_figure(make(f=""), 0).axes) == 4
     assert len(triples_figure(make(f="", bias=False), 0).axes) == 2
+
+
+def test_headings_and_legends_have_room():
+    """Also beside a single panel, and with many heads beside a single layer."""
+    maps = make()
+    first = {stage: values[:, :1, :1] for stage, values in maps.rows.items()}
+    one = BiasMaps({**maps.facts, "heads": [1], "layers": [2]}, first, None)
+    for figure in (lag_figure(one, "f"), triples_figure(one, 0)):
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        assert max(text.get_window_extent(renderer).x1 for text in figure.texts) <= figure.bbox.x1
+    rows = {stage: np.repeat(values, 32, axis=2) for stage, values in first.items()}
+    many = triples_figure(BiasMaps({**one.facts, "heads": list(range(1, 33))}, rows, None), 0)
+    box = many.legends[0].get_window_extent(FigureCanvasAgg(many).get_renderer())
+    assert many.bbox.x0 <= box.x0 < box.x1 <= many.bbox.x1 and many.bbox.y0 <= box.y0 < box.y1 <= many.bbox.y1
 
 
 def test_heads_are_told_apart():

@@ -67,7 +67,10 @@ def test_a_static_bias():
     assert "layer 1 of 4, head 1 of 8" in what
     assert no_f.startswith("There is no f") and "local in 1 of 1 head; its input dependence is 0.0%" in bias
     assert "| layer |" not in bias_summary(facts)
-    assert len(sentences({**facts, "terms": {"logits": "A", "f": "", "bias": False}})) == 2
+    assert sentences({**facts, "terms": {"logits": "A", "f": "", "bias": False}})[1:] == [
+        "Neither a bias nor f enters the logits: there is nothing to judge but the scores."
+    ]
+    assert "all 4 layers, its only head." in sentences({**facts, "layers": [1, 2, 3, 4], "model_heads": 1})[0]
 
 
 def test_f_of_positions_alone():

@@ -30,10 +30,11 @@ FAINTEST = 1e-4
 """The smallest weight that has a colour of its own."""
 
 # In inches.
-LEFT, ABOVE, GAP_ACROSS, GAP_DOWN = 0.62, 0.62, 0.5, 0.34
+LEFT, ABOVE, GAP_ACROSS, GAP_DOWN = 0.62, 0.62, 0.58, 0.34
 TRIPLE_WIDTH, TRIPLE_HEIGHT = 2.7, 1.25
 SMALL_WIDTH, SMALL_HEIGHT = 1.12, 0.78
 IMAGE, BAR = 1.35, 0.07
+HEADING_LETTER, LEGEND_LINE = 0.084, 0.14
 
 
 def draw_maps(maps: BiasMaps, folder: Path, *, watch: Callable[[str], None] = lambda name: None) -> list[Path]:
@@ -70,25 +71,28 @@ def base_name(maps: BiasMaps) -> str:
 
 
 def _empty_grid(
-    down: int, across: int, size: tuple[float, float], caption: str, *, gaps: tuple[float, float], right=0.2
-):
-    """A figure of ``down`` x ``across`` panels of that size in inches, room for a heading above, the caption below."""
-    width = LEFT + across * size[0] + (across - 1) * gaps[0] + right
+    down: int,
+    across: int,
+    size: tuple[float, float],
+    *,
+    gaps: tuple[float, float],
+    heading: str,
+    caption: str,
+    right: float = 0.2,
+) -> tuple[Figure, np.ndarray]:
+    """A figure of ``down`` x ``across`` panels of that size in inches, between a heading and a caption."""
+    width = LEFT + max(across * size[0] + (across - 1) * gaps[0] + right, HEADING_LETTER * len(heading))
     lines = caption_lines(caption, width)
     below = 0.6 + CAPTION_LINE * len(lines)
     height = ABOVE + down * size[1] + (down - 1) * gaps[1] + below
     figure = Figure(figsize=(width, height))
+    figure.text(LEFT / width, 1 - 0.08 / height, heading, va="top", fontsize=9.5, fontweight="bold")
     write_caption(figure, lines)
     panels = np.empty((down, across), dtype=object)
     for row, column in np.ndindex(down, across):
         x, y = LEFT + column * (size[0] + gaps[0]), height - ABOVE - row * (size[1] + gaps[1]) - size[1]
         panels[row, column] = figure.add_axes((x / width, y / height, size[0] / width, size[1] / height))
     return figure, panels
-
-
-def _heading(figure: Figure, text: str) -> None:
-    width, height = figure.get_size_inches()
-    figure.text(LEFT / width, 1 - 0.08 / height, text, va="top", fontsize=9.5, fontweight="bold")
 
 
 def _title(maps: BiasMaps) -> str:
@@ -105,9 +109,16 @@ def triples_figure(maps: BiasMaps, sample: int) -> Figure:
     names = {stage: name for stage, name in stage_names(maps).items() if stage in ("scores", "bias", "f")}
     layers, heads = maps.facts["layers"], maps.facts["heads"]
     with our_style():
-        size = (TRIPLE_WIDTH, TRIPLE_HEIGHT)
-        caption = _triples_caption(maps, sample)
-        figure, panels = _empty_grid(len(layers), len(names), size, caption, gaps=(GAP_ACROSS, GAP_DOWN), right=0.75)
+        columns = math.ceil(LEGEND_LINE * (len(heads) + 1) / (len(layers) * (TRIPLE_HEIGHT + GAP_DOWN)))
+        figure, panels = _empty_grid(
+            len(layers),
+            len(names),
+            (TRIPLE_WIDTH, TRIPLE_HEIGHT),
+            gaps=(GAP_ACROSS, GAP_DOWN),
+            heading=f"{_title(maps)}: last query of sample {sample + 1}",
+            caption=_triples_caption(maps, sample),
+            right=0.3 + 0.45 * columns,
+        )
         for (row, layer), (column, (stage, name)) in _pairs(layers, names.items()):
             panel = panels[row, column]
             _draw_lines(panel, maps.rows[stage][sample, row], heads, maps.facts["train_length"])
@@ -117,8 +128,7 @@ def triples_figure(maps: BiasMaps, sample: int) -> Figure:
                 panel.set_title(f"layer {layer}", fontsize=8.5, loc="left")
             if row == len(layers) - 1:
                 panel.set_xlabel("key position")
-        _heading(figure, f"{_title(maps)}: last query of sample {sample + 1}")
-        _name_heads(figure, panels[0, -1], heads)
+        _name_heads(figure, panels[0, -1], heads, columns)
     return figure
 
 
@@ -161,13 +171,15 @@ def head_look(head: int) -> dict[str, Any]:
     return {"color": COLOURS[colour], "linestyle": (SOLID, DASHED, DASH_DOTTED, DOTTED)[again % 4]}
 
 
-def _name_heads(figure: Figure, beside: Axes, heads: Sequence[int]) -> None:
+def _name_heads(figure: Figure, beside: Axes, heads: Sequence[int], columns: int) -> None:
     handles = [beside.plot([], [], linewidth=1.4, label=str(head), **head_look(head))[0] for head in heads]
     box = beside.get_position()
     place = (box.x1 + 0.06 / figure.get_figwidth(), box.y1 + 0.1 / figure.get_figheight())
     figure.legend(
         handles=handles,
         title="head",
+        ncols=columns,
+        columnspacing=0.8,
         loc="upper left",
         bbox_to_anchor=place,
         frameon=False,
@@ -199,8 +211,14 @@ def lag_figure(maps: BiasMaps, stage: str) -> Figure:
     layers, heads = maps.facts["layers"], maps.facts["heads"]
     found = {(each["layer"], each["head"]): each for each in maps.facts["heads_summary"]}
     with our_style():
-        size, gaps = (SMALL_WIDTH, SMALL_HEIGHT), (0.12, 0.22)
-        figure, panels = _empty_grid(len(layers), len(heads), size, _lag_caption(maps, stage), gaps=gaps)
+        figure, panels = _empty_grid(
+            len(layers),
+            len(heads),
+            (SMALL_WIDTH, SMALL_HEIGHT),
+            gaps=(0.12, 0.22),
+            heading=f"{_title(maps)}: {stage_names(maps)[stage]} by lag",
+            caption=_lag_caption(maps, stage),
+        )
         for (row, layer), (column, head) in _pairs(layers, heads):
             _draw_by_lag(panels[row, column], maps, stage, (row, column), found[layer, head])
         for (row, layer), (column, head) in _pairs(layers, heads):
@@ -211,9 +229,9 @@ def lag_figure(maps: BiasMaps, stage: str) -> Figure:
             if column == 0:
                 panel.set_ylabel(f"layer {layer}", fontsize=7.5)
         _set_heights(panels)
-        middle = panels[-1, len(heads) // 2]
-        middle.set_xlabel("lag (query minus key, log scale)")
-        _heading(figure, f"{_title(maps)}: {stage_names(maps)[stage]} by lag")
+        first, last = (panel.get_position() for panel in (panels[-1, 0], panels[-1, -1]))
+        place = ((first.x0 + last.x1) / 2, first.y0 - 0.24 / figure.get_figheight())
+        figure.text(*place, "lag (query minus key, log scale)", ha="center", va="top")
     return figure
 
 
@@ -285,8 +303,15 @@ def image_figure(maps: BiasMaps, layer_place: int) -> Figure:
     assert maps.images is not None
     names, heads = stage_names(maps), maps.facts["heads"]
     with our_style():
-        caption = _image_caption(maps)
-        figure, panels = _empty_grid(len(heads), len(names), (IMAGE, IMAGE), caption, gaps=(0.62, 0.22), right=0.65)
+        figure, panels = _empty_grid(
+            len(heads),
+            len(names),
+            (IMAGE, IMAGE),
+            gaps=(0.62, 0.22),
+            heading=f"{_title(maps)}: layer {maps.facts['layers'][layer_place]}",
+            caption=_image_caption(maps),
+            right=0.65,
+        )
         for (row, head), (column, (stage, name)) in _pairs(heads, names.items()):
             panel = panels[row, column]
             _draw_image(figure, panel, maps.images[stage][layer_place, row], maps.facts["image"], stage)
@@ -296,7 +321,6 @@ def image_figure(maps: BiasMaps, layer_place: int) -> Figure:
                 panel.set_ylabel(f"head {head}\nquery", fontsize=7.5)
             if row == len(heads) - 1:
                 panel.set_xlabel("key", fontsize=7.5)
-        _heading(figure, f"{_title(maps)}: layer {maps.facts['layers'][layer_place]}")
     return figure
 
 

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from dape.evaluation.bias_measures import FLAT
-from dape.report.numbers import runs_of
+from dape.evaluation.statistics import in_words
 
 KINDS = ("local", "anti-local", "flat")
 
@@ -38,14 +38,19 @@ def _several(count: int, noun: str) -> str:
 
 
 def _numbers(noun: str, chosen: Sequence[int], available: int) -> str:
-    plural = f"{noun}{'' if len(chosen) == 1 else 's'}"
-    return f"{plural} {runs_of(chosen, range(1, available + 1))} of {available}"
+    if len(chosen) == available:
+        return f"all {available} {noun}s" if available > 1 else f"its only {noun}"
+    return f"{noun}{'' if len(chosen) == 1 else 's'} {in_words(chosen)} of {available}"
 
 
 def _about_f(facts: dict[str, Any]) -> list[str]:
     name, heads, longest = facts["terms"]["f"], facts["heads_summary"], facts["length"] - 1
     if not name:
-        return ["There is no f: what the encoding adds is the same whatever the text says."]
+        return [
+            "There is no f: the bias is the same whatever the text says."
+            if facts["terms"]["bias"]
+            else "Neither a bias nor f enters the logits: there is nothing to judge but the scores."
+        ]
     counts = Counter(head["kind"] for head in heads)
     found = [
         f"{name} is local (falls with the logarithm of the lag) in {counts['local']} of {_several(len(heads), 'head')},"
