@@ -26,7 +26,7 @@ class Arm:
     """As in `dape list`."""
     variant: str = ""
     """What its rows and the paper's tables call the options, where these are varied."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def label(self) -> str:
