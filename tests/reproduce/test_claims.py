@@ -38,8 +38,8 @@ def row(method: str, ratio: int, value: float, *, seed: int = 0, size: str = "12
 def rows_of(methods: dict[str, list[float]], *, seeds: int = 3, noise: float = 0.001, **more) -> list[Row]:
     """By method the perplexities at 1, 2, 4, ... training lengths; seeds differ a little, and in their differences."""
     return [
-        row(method, 1 << place, value * (1 + noise * seed * (1 + (method == "b") / 3)), seed=seed, **more)
-        for method, values in methods.items()
+        row(method, 1 << place, value * (1 + noise * seed * (1 + index / 3)), seed=seed, **more)
+        for index, (method, values) in enumerate(methods.items())
         for place, value in enumerate(values)
         for seed in range(seeds)
     ]
