@@ -55,6 +55,7 @@ class Page(HTMLParser):
             self._cell = True
 
     def handle_endtag(self, tag):
+        self._script = False
         if tag in ("td", "th"):
             self._cell = False
 

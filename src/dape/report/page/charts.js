@@ -70,6 +70,7 @@ function placeTip(x, y) {
   tip.style.top = `${Math.max(4, Math.min(y + 12, innerHeight - height - 4))}px`;
 }
 
+// The specifications find the point that is nearest by cells around the points: in a cell, datum.datum is the point's.
 function showTip(_handler, event, _item, value) {
   if (!value?.lines) {
     tip.hidden = true;

@@ -1,0 +1,381 @@
+"""The page in a real browser: headless Chromium, driven over the WebDriver protocol by plain HTTP to chromedriver."""
+
+import contextlib
+import json
+import math
+import re
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dape.evaluation.records import Row, read_rows
+from dape.paper import load
+from dape.report.page import Claim, Maps, Section, build_page
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (Debian: apt install chromium chromium-driver)"
+)
+pytest.importorskip("vl_convert", reason="pip install 'dape[report]'")
+
+RESULTS = Path(__file__).parents[2] / "results"
+SCRIPT = "</script><script>document.title='taken over'</script>"
+IMAGE = "<img src=x onerror=\"document.title='taken over'\">"
+KEYS = {"Tab": "\ue004", "Enter": "\ue007", "Left": "\ue012", "Up": "\ue013", "Right": "\ue014", "Down": "\ue015"}
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+"""How the protocol writes a reference to an element."""
+
+
+class Browser:
+    def __init__(self, profile: Path) -> None:
+        command = [str(DRIVER), "--port=0"]
+        self._driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self._address = f"http://127.0.0.1:{self._port()}"
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+        options = {"binary": CHROMIUM, "args": flags}
+        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        session = self._send("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
+        self._address += f"/session/{session['sessionId']}"
+
+    def _port(self) -> str:
+        for line in self._driver.stdout:
+            if found := re.search(r"started successfully on port (\d+)", line):
+                return found[1]
+        raise RuntimeError("chromedriver did not start")
+
+    def _send(self, method: str, path: str, body: Any = None) -> Any:
+        data = json.dumps(body or {}).encode() if method == "POST" else None
+        request = urllib.request.Request(
+            self._address + path, data, {"Content-Type": "application/json"}, method=method
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            with error:
+                raise RuntimeError(f"{path}: {json.load(error)['value']['message']}") from None
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, RuntimeError):
+            self._send("DELETE", "")
+        self._driver.terminate()
+        self._driver.wait(20)
+        self._driver.stdout.close()
+
+    def open(self, page: Path, *, width: int = 1200, scheme: str = "light") -> None:
+        """At this width, in colours as the system would ask for them; waits for the first charts."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.command("Emulation.setDeviceMetricsOverride", **size)
+        self.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.console()
+        self._send("POST", "/url", {"url": page.resolve().as_uri()})
+        self.run("localStorage.clear()")
+
+    def command(self, name: str, **arguments: Any) -> Any:
+        return self._send("POST", "/goog/cdp/execute", {"cmd": name, "params": arguments})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self._send("POST", "/execute/sync", {"script": script, "args": list(arguments)})
+
+    def count(self, selector: str) -> int:
+        return self.run("return document.querySelectorAll(arguments[0]).length", selector)
+
+    def until(self, script: str, *arguments: Any) -> Any:
+        """What the script gives, as soon as that is true."""
+        end = time.monotonic() + 60
+        while not (found := self.run(script, *arguments)):
+            assert time.monotonic() < end, f"never true: {script}; {self.console()}"
+            time.sleep(0.05)
+        return found
+
+    def show(self, selector: str) -> None:
+        self.run(
+            "document.querySelector(arguments[0]).scrollIntoView({block: 'center', behavior: 'instant'})", selector
+        )
+
+    def click(self, selector: str) -> None:
+        self.show(selector)
+        found = self._send("POST", "/element", {"using": "css selector", "value": selector})
+        self._send("POST", f"/element/{found[ELEMENT]}/click")
+
+    def focus(self, selector: str) -> None:
+        self.show(selector)
+        self.run("document.querySelector(arguments[0]).focus()", selector)
+
+    def press(self, key: str) -> None:
+        actions = [{"type": kind, "value": KEYS[key]} for kind in ("keyDown", "keyUp")]
+        self._send("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
+
+    def point_at(self, selector: str, across: float) -> None:
+        """Move the pointer to the middle height of an element, at this share of its width."""
+        measure = "const r = document.querySelector(arguments[0]).getBoundingClientRect()"
+        measure += "; return [r.x, r.y, r.width, r.height]"
+        left, top, width, height = self.run(measure, selector)
+        for before in (8, 0):
+            where = {"x": left + across * width - before, "y": top + height / 2}
+            self.command("Input.dispatchMouseEvent", type="mouseMoved", **where)
+
+    def console(self) -> list[str]:
+        """What was logged since the last call."""
+        return [f"{e['level']} {e['message']}" for e in self._send("POST", "/se/log", {"type": "browser"})]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory) -> Iterator[Browser]:
+    made = Browser(tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    """Everything a page can have, and names that try to leave it."""
+    verdicts = ["holds (significant)", "fails", "fails", "not tested"]
+    plain = [{"id": f"C{n}", "statement": IMAGE, "ours": {"verdict": verdict}} for n, verdict in enumerate(verdicts)]
+    sections = [
+        Section("Comparison", [SCRIPT], read_rows(RESULTS / "compare/results.jsonl"), load("A3")),
+        Section("Tasks", [], read_rows(RESULTS / "che/results.jsonl"), load("A2")),
+        Section("Recall", [], read_rows(RESULTS / "probe/results.jsonl")),
+        Section(SCRIPT, [IMAGE], odd_rows(), [], [Claim.from_plain(claim) for claim in plain], maps()),
+    ]
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(build_page(sections, "Everything"), encoding="utf-8")
+    return path
+
+
+def odd_rows() -> list[Row]:
+    values = {
+        "rope": [9.0, math.inf, math.nan],
+        SCRIPT: [8.0, 8.5, 9.0],
+        IMAGE: [7.0, 1e9, 7.5],
+        "title": [6.0, 6.1, 6.2],
+    }
+    common = {"seed": 0, "train_length": 64, "metric": "perplexity", "scored_tokens": 10, "protocol": "last_k"}
+    return [
+        Row(run=method, method=method, length=64 * 2**place, value=value, data_hash="x", **common)
+        for method, by_length in values.items()
+        for place, value in enumerate(by_length)
+    ]
+
+
+def maps() -> Maps:
+    """Every value tells where it is: layer + head / 10."""
+    shape = (2, 3, 4, 32)
+    _, layer, head, _ = np.indices(shape)
+    values = layer + 1 + (head + 1) / 10
+    weights = np.zeros(shape)
+    weights[..., 5] = values[..., 5] / 10
+    terms = {"scores": values, "bias": -values, "f": 2 * values, "logits": 2 * values, "weights": weights}
+    return Maps(
+        method=SCRIPT,
+        length=32,
+        query=32,
+        layers=(1, 2, 3),
+        heads=(1, 2, 3, 4),
+        samples=(("first", IMAGE), ("second", "plain text")),
+        lags=np.arange(32)[::-1],
+        terms=terms,
+        heads_summary=[{"layer": 1, "head": 2, "share": 0.5}],
+    )
+
+
+DRAWN = "return [...document.querySelectorAll(arguments[0])].every(f => f.querySelector('svg') && !f.ariaBusy)"
+LINES = "return document.querySelectorAll(arguments[0] + ' .mark-line path').length"
+FIRST = "#s1 .block figure.curves"
+
+
+def drawn(browser: Browser, selector: str) -> None:
+    browser.show(selector)
+    browser.until("return document.querySelectorAll(arguments[0]).length > 0", selector)
+    browser.until(DRAWN, selector)
+
+
+def test_every_chart_is_drawn_and_nothing_is_logged(browser, page):
+    browser.open(page)
+    for selector in (
+        FIRST,
+        "#s2 figure.map",
+        "#s2 figure.lengths",
+        "#s3 figure.curves",
+        "#s3 figure.places",
+        "#s4 figure",
+    ):
+        drawn(browser, selector)
+    assert browser.until(LINES, f"{FIRST} [data-name=ours]") == 7
+    assert browser.run(LINES, f"{FIRST} [data-name=paper]") == 8
+    assert browser.count("#s2 figure.map .mark-rect path") >= 17
+    assert browser.count("#s2 figure.lengths svg") == 3 and browser.count("#s3 figure.places svg") == 12
+    assert browser.console() == []
+    assert browser.run("return document.title") == "Everything" and browser.count("img") == 0
+
+
+def test_what_is_not_finite_is_marked_on_the_chart(browser, page):
+    browser.open(page)
+    drawn(browser, "#s4 figure.curves")
+    texts = browser.run(
+        "return [...document.querySelectorAll('#s4 figure.curves .mark-text.role-mark text')].map(t => t.textContent)"
+    )
+    assert sorted(texts) == sorted(["∞", "NaN", "↑"])
+
+
+def test_a_method_can_be_switched_off_and_on(browser, page):
+    browser.open(page)
+    drawn(browser, FIRST)
+    ours = f"{FIRST} [data-name=ours]"
+    browser.until(f"{LINES} === 7", ours)
+    axis = "return document.querySelector(arguments[0] + ' .role-axis-label').textContent"
+    before = browser.run(axis, ours)
+    browser.click('#s1 .chip[data-series="rope"]')
+    browser.until(f"{LINES} === 6", ours)
+    assert browser.run("return document.querySelector('#s1 .chip[data-series=rope]').ariaPressed") == "false"
+    browser.focus('#s1 .chip[data-series="rope"]')
+    browser.press("Enter")
+    browser.until(f"{LINES} === 7", ours)
+    assert browser.run(axis, ours) == before
+
+
+def test_ours_the_paper_and_both(browser, page):
+    browser.open(page)
+    drawn(browser, FIRST)
+    hidden = "return [...document.querySelectorAll(arguments[0])].map(e => e.hidden)"
+    browser.run("document.querySelector('#s1 .switch input[value=ours]').click()")
+    browser.until("return document.querySelector(arguments[0] + ' [data-name=paper]').hidden", FIRST)
+    assert browser.run(hidden, "#s1 .of-ours, #s1 .of-paper") == [False, True]
+    title = "return document.querySelector(arguments[0]).textContent.includes(arguments[1])"
+    browser.until(title, f"{FIRST} [data-name=ours]", "context length (tokens)")
+    browser.run("document.querySelector('#s1 .switch input[value=both]').click()")
+    browser.until(title, f"{FIRST} [data-name=ours]", "length / training length")
+    assert browser.run(hidden, "#s1 .of-ours, #s1 .of-paper") == [False, False]
+
+
+def test_values_at_the_pointer_and_by_arrow_keys_are_plain_text(browser, page):
+    browser.open(page)
+    drawn(browser, "#s4 figure.curves")
+    browser.focus("#s4 figure.curves .drawing")
+    browser.press("Right")
+    browser.press("Right")
+    shown = browser.until("const tip = document.getElementById('tip'); return tip.hidden ? '' : tip.innerText")
+    assert "128 tokens" in shown and SCRIPT in shown and IMAGE in shown and "inf" in shown
+    browser.point_at("#s4 figure.curves .drawing svg", 0.97)
+    browser.until("return document.getElementById('tip').innerText.startsWith('256 tokens')")
+    assert browser.console() == [] and browser.run("return document.title") == "Everything"
+
+
+def test_a_table_sorts_by_click_and_by_key(browser, page):
+    browser.open(page)
+    table = "#s1 .of-ours table"
+    column = f"return [...document.querySelectorAll('{table} tbody tr')].map(r => Number(r.cells[2].dataset.sort))"
+    header = f"{table} thead th:nth-child(3)"
+    assert browser.run(column) != sorted(browser.run(column))
+    browser.click(f"{header} button")
+    assert browser.run(column) == sorted(browser.run(column))
+    assert browser.run(f"return document.querySelector('{header}').ariaSort") == "ascending"
+    browser.press("Enter")  # the button has the focus
+    assert browser.run(column) == sorted(browser.run(column), reverse=True)
+    odd = "#s4 .of-ours table"
+    browser.click(f"{odd} thead th:nth-child(4) button")
+    values = f"return [...document.querySelectorAll('{odd} tbody tr')].map(r => r.cells[3].innerText)"
+    assert [text.split()[0] for text in browser.run(values)] == ["6.100", "8.500", "1.0e9", "inf"]
+    browser.click(f"{odd} thead th:nth-child(5) button")
+    browser.press("Enter")
+    values = values.replace("cells[3]", "cells[4]")
+    assert [text.split()[0] for text in browser.run(values)] == ["9.000", "7.500", "6.200", "nan"]
+
+
+def test_claims_are_filtered_by_verdict(browser, page):
+    browser.open(page)
+    shown = "return [...document.querySelectorAll('.claims tbody tr')].filter(r => r.offsetParent).length"
+    assert browser.run(shown) == 4
+    browser.click('.claims button[data-verdict="fails"]')
+    assert browser.run(shown) == 2
+    assert browser.run("return document.querySelector('.claims [data-count]').textContent") == "2 of 4 shown"
+    browser.click('.claims button[data-verdict="fails"]')
+    assert browser.run(shown) == 4
+
+
+def test_the_explorer_moves_by_keys_and_by_choice(browser, page):
+    browser.open(page)
+    drawn(browser, ".explorer figure")
+    said = "return document.querySelector('.explorer [data-said]').textContent"
+    browser.until("return document.querySelectorAll('.explorer .terms .mark-line path').length === 4")
+    assert browser.run(said).startswith("Layer 1, head 1, first: largest weight 0.11 at distance 26; A 1.1 to 1.1")
+    browser.focus(".explorer figure")
+    for key in ("Right", "Right", "Down"):
+        browser.press(key)
+    browser.until(f"{said}.startsWith('Layer 2, head 3, first: largest weight 0.23 at distance 26; A 2.3 to 2.3')")
+    choose = (
+        "const s = document.querySelector('.explorer select[data-pick=' + arguments[0] + ']'); s.value = arguments[1];"
+    )
+    browser.run(f"{choose} s.dispatchEvent(new Event('change'))", "sample", "1")
+    browser.until(f"{said}.includes('second')")
+    assert browser.run("return document.querySelector('.explorer [data-text]').textContent") == "plain text"
+    browser.click('.explorer [data-term="bias"]')
+    browser.until("return document.querySelectorAll('.explorer .terms .mark-line path').length === 3")
+    browser.run(f"{choose} s.dispatchEvent(new Event('change'))", "across", "key")
+    browser.until("return document.querySelector('.explorer .weights').textContent.includes('position of the key')")
+    browser.show(".explorer .weights")
+    browser.point_at(".explorer .weights svg", 0.98)
+    assert "distance 0, key 32" in browser.until("return document.getElementById('tip').innerText")
+    assert browser.console() == []
+
+
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser, page):
+    browser.open(page, width=390)
+    for selector in (FIRST, "#s2 figure.map", "#s3 figure.curves", "#s4 figure"):
+        drawn(browser, selector)
+    widths = browser.run("const e = document.documentElement; return [e.scrollWidth, e.clientWidth]")
+    assert widths[0] <= widths[1] <= 390
+
+
+def test_colours_follow_the_system_until_they_are_chosen(browser, page):
+    browser.open(page, scheme="dark")
+    theme = "return document.documentElement.dataset.theme"
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    assert browser.run(theme) == "dark"
+    dark = browser.run(ground)
+    browser.click("[data-theme-button]")
+    assert browser.run(theme) == "light" and browser.run(ground) != dark
+    drawn(browser, FIRST)
+    assert browser.console() == []
+
+
+def test_nothing_is_requested(browser, page):
+    """And the policy would not let it."""
+    browser.open(page)
+    drawn(browser, FIRST)
+    assert browser.run("return performance.getEntriesByType('resource').length") == 0
+    browser.run("const i = new Image(); i.src = 'http://127.0.0.1:9/x.png'; document.body.append(i)")
+    browser.until("return document.images.length")
+    assert any("Content Security Policy" in line for line in browser.console())
+    browser.run("const s = document.createElement('script'); s.text = 'window.ran = 1'; document.body.append(s)")
+    assert browser.run("return window.ran") is None
+
+
+def test_tab_reaches_the_controls_in_order(browser, page):
+    browser.open(page)
+    drawn(browser, FIRST)
+    seen = []
+    for _ in range(20):
+        browser.press("Tab")
+        seen.append(browser.run("const e = document.activeElement; return (e.innerText || e.value || '').trim()"))
+    order = [seen.index(text) for text in ("To the results", "Comparison", "dark", "both", "rope", "all")]
+    assert order == sorted(order)
+
+
+def test_without_scripts_tables_and_claims_are_there(browser, page):
+    browser.command("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.open(page)
+    finally:
+        browser.command("Emulation.setScriptExecutionDisabled", value=False)
+    assert browser.count("svg.marks") == 0 and browser.count("#s1 .of-ours tbody tr") == 7
+    hidden = "return [...document.querySelectorAll('.needs-script')].every(e => e.offsetParent === null)"
+    assert browser.run(hidden) and "6.616" in browser.run("return document.body.innerText")
