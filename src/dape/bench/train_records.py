@@ -53,15 +53,19 @@ class TrainRow:
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Flat, for data frames: a spread becomes its median under the plain name, and two quartiles."""
-        flat: dict[str, Any] = {}
-        for name, value in asdict(self).items():
-            if name in ("ms", "speed_vs_plain_gpt", "time_vs_base"):
-                spread = value or dict.fromkeys(("median", "q1", "q3"))
-                flat |= {name: spread["median"], f"{name}_q1": spread["q1"], f"{name}_q3": spread["q3"]}
-            else:
-                flat[name.rstrip("_")] = value
-        return flat
+        return flat(self, "ms", "speed_vs_plain_gpt", "time_vs_base")
+
+
+def flat(row: Any, *spreads: str) -> dict[str, Any]:
+    """A row for data frames: a spread becomes its median under the plain name, and two quartiles."""
+    columns: dict[str, Any] = {}
+    for name, value in asdict(row).items():
+        if name in spreads:
+            spread = value or dict.fromkeys(("median", "q1", "q3"))
+            columns |= {name: spread["median"], f"{name}_q1": spread["q1"], f"{name}_q3": spread["q3"]}
+        else:
+            columns[name.rstrip("_")] = value
+    return columns
 
 
 def base_of(model: str) -> str | None:
@@ -108,8 +112,9 @@ def paired(above: Sequence[float] | None, below: Sequence[float] | None) -> Spre
     """Ratios within a round: what slows the machine down for seconds slows both alike and cancels."""
     if above is None or below is None:
         return None
-    # An interrupted last round may lack one of the two.
-    return Spread.of([a / b for a, b in zip(above, below, strict=False)])
+    # An interrupted last round may lack one of the two. Noise can push extrapolated times below zero: no ratio then.
+    ratios = [a / b for a, b in zip(above, below, strict=False) if a > 0 and b > 0]
+    return Spread.of(ratios) if ratios else None
 
 
 # As a table ----------------------------------------------------------------------------------------------------------

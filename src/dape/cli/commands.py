@@ -18,6 +18,8 @@ from dape.bench.che import CheBench
 from dape.bench.che import run as bench_che
 from dape.bench.decode import DecodeBench
 from dape.bench.decode import run as bench_decode
+from dape.bench.model import ModelBench
+from dape.bench.model import run as bench_model
 from dape.bench.train import TrainBench
 from dape.bench.train import run as bench_train
 from dape.cli import che, compare, evaluate, generate, probe, report, reproduce, train, visualize
@@ -191,6 +193,17 @@ COMMANDS = [
             "": "the tiny model at 64 and 128 tokens",
             "--preset 350m-slice --encodings kerple dape-kerple": "what DAPE costs in a larger model",
             "--encodings plain-gpt rope --threads 1 --json rope.json": "this package against PyTorch's own attention",
+        },
+    ),
+    Command(
+        "bench model",
+        ModelBench,
+        bench_model,
+        examples={
+            "--quick": "a first impression: a few layers of the 350M model",
+            "--json time-cost.json": "the paper's table: six encodings, three sizes, an hour or more on two cores",
+            "--sizes 350m --layers 1 6 --rounds 9": "one size, more certain: deeper, and more rounds",
+            "--sizes 6.7b --minutes 20 --precision bf16 --encodings kerple dape-kerple": "as many rounds as fit",
         },
     ),
     Command(

@@ -1,0 +1,87 @@
+"""What of ``dape bench model`` fits the memory. No torch here but for counting parameters of encodings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dape.bench.cost import STATE_BYTES, activation_bytes, dense_parameters, encoding_parameters
+from dape.bench.memory import GB
+from dape.bench.model_records import PASSES
+from dape.bench.train_records import TrainPass
+from dape.config.load import read_preset
+from dape.models.config import DecoderConfig
+
+GPT2_VOCABULARY = 50304
+ON_BYTES = ("tiny", "small")
+DEFAULT_DEPTHS = (1, 2)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One size: all of its measurements share one set of weights."""
+
+    size: str
+    shape: DecoderConfig
+    """Of the whole model."""
+    depths: tuple[int, ...]
+    cases: tuple[tuple[int, TrainPass], ...]
+    """Lengths and passes that fit."""
+
+
+def shape_of(size: str, vocabulary: int | None = None) -> DecoderConfig:
+    """The preset; activations are kept whatever it says, as it is a few layers that are measured."""
+    usual = DecoderConfig.vocabulary if size in ON_BYTES else GPT2_VOCABULARY
+    model = {**read_preset(size)["model"], "checkpoint_activations": False}
+    return DecoderConfig(**model, encoding="nope", vocabulary=vocabulary or usual)
+
+
+def plan(
+    size: str,
+    shape: DecoderConfig,
+    depths: tuple[int, ...] | None,
+    wanted: Sequence[tuple[int, TrainPass]],
+    *,
+    encodings: Sequence[str],
+    batch: int,
+    half: bool,
+    limit: float,
+) -> tuple[Planned, list[str]]:
+    """What fits into ``limit`` bytes, and in words what does not. Without ``depths``: two, or one if two never fit."""
+    choices = [depths] if depths else [DEFAULT_DEPTHS, DEFAULT_DEPTHS[:1]]
+    fitting, skipped = Planned(size, shape, choices[0], ()), []
+    for chosen in choices:
+        needed = {
+            case: bytes_needed(shape, chosen, *case, encodings=encodings, batch=batch, half=half) for case in wanted
+        }
+        fitting = Planned(size, shape, chosen, tuple(case for case in wanted if needed[case] <= limit))
+        skipped += [_too_large(size, chosen, *case, needed[case], limit) for case in wanted if needed[case] > limit]
+        if fitting.cases:
+            break
+    return fitting, skipped
+
+
+def bytes_needed(
+    shape: DecoderConfig,
+    depths: Sequence[int],
+    length: int,
+    pass_: TrainPass,
+    *,
+    encodings: Sequence[str],
+    batch: int,
+    half: bool,
+) -> int:
+    """Weights once for all models, what each parameter drags along, activations of the deepest, and the logits."""
+    deepest = replace(shape, layers=max(depths), train_length=length)
+    own = sum(encoding_parameters(replace(deepest, encoding=e, layers=d)) for e in encodings for d in depths)
+    dense = dense_parameters(deepest)
+    # Without gradients a block forgets what the one before it needed.
+    kept = replace(deepest, layers=1) if pass_ == PASSES[0] else deepest
+    rounded = 2 * dense if half else 0
+    return (dense + own) * STATE_BYTES[pass_] + rounded + activation_bytes(kept, batch=batch, half=half)
+
+
+def _too_large(size: str, depths: Sequence[int], length: int, pass_: TrainPass, needed: int, limit: float) -> str:
+    layers = "1 layer" if max(depths) == 1 else f"{max(depths)} layers"
+    return (
+        f"{size}, {layers}, {length} tokens, {pass_.replace('_', '+')}: not run, "
+        f"needs about {needed / GB:.3g} GB of {limit / GB:.3g} GB that may be used"
+    )
