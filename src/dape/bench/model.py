@@ -31,7 +31,7 @@ from dape.config.load import preset_names
 from dape.errors import UsageError
 from dape.files import check_writable_file
 
-__all__ = ["ModelBench", "ModelResult", "measure", "rows", "run"]
+__all__ = ["ModelBench", "ModelResult", "measure", "rows", "run", "show"]
 
 Precision = Literal["fp32", "bf16"]
 
@@ -105,8 +105,7 @@ def run(config: ModelBench) -> int:
         _say(f"wrote {config.json}")
     if not result.complete:
         _say("interrupted: only what was finished until then is reported")
-    for size in dict.fromkeys(row.size for row in result.rows):
-        print_table(make_table([row for row in result.rows if row.size == size], _title(size, result.settings)))
+    show(result)
     if not result.complete:
         return INTERRUPTED
     return 0 if result.rows else 1
@@ -247,6 +246,12 @@ def _measure(config: ModelBench, planned: list[Planned], progress: Callable[[int
 
 
 # After the work ------------------------------------------------------------------------------------------------------
+
+
+def show(result: ModelResult) -> None:
+    """One table per size."""
+    for size in dict.fromkeys(row.size for row in result.rows):
+        print_table(make_table([row for row in result.rows if row.size == size], _title(size, result.settings)))
 
 
 def _title(size: str, settings: Any) -> str:
