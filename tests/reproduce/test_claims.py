@@ -246,8 +246,8 @@ def test_heads():
     heads = [{"kind": "local", "input_dependence": 0.3}, {"kind": "flat", "input_dependence": 0.0}]
     counts = count_kinds(heads)
     assert counts == {"local": 1, "depending on the input": 1, "flat": 1, "depending on position alone": 1}
-    assert Heads(kinds=("local",), said="heads").judge(counts).verdict.startswith("holds")
-    assert Heads(kinds=("local", "anti-local"), said="heads").judge(counts).verdict == "fails"
+    assert Heads(kinds=("local",), others=("flat",), said="heads").judge(counts).verdict.startswith("holds")
+    assert Heads(kinds=("local", "anti-local"), others=(), said="heads").judge(counts).verdict == "fails"
 
 
 def test_all_claims_of_an_experiment():

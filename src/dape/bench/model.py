@@ -47,7 +47,7 @@ QUICK: dict[str, Any] = {
     "encodings": ("rope", "kerple", "dape-kerple"),
     "passes": ("forward", "step"),
     "rounds": 3,
-    "minutes": 0.7,
+    "minutes": 0.5,
 }
 
 

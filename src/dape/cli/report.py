@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from dape.errors import UsageError
+from dape.evaluation.statistics import COORDINATES
 from dape.files import check_writable_file, write_text
 
 if TYPE_CHECKING:
@@ -37,35 +38,33 @@ class Report:
     levels below. Needs the extra `report`: pip install 'dape[report]'.
     """
 
-    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """Results of one command, or a folder of several."""
     out: Path | None = None
     """The page; by default report.html in DIR. A file that is not a report is not overwritten."""
 
 
 def run(config: Report) -> int:
-    if not config.folder.is_dir():
-        missing = "is not a folder" if config.folder.exists() else "does not exist"
-        raise UsageError(f"{config.folder} {missing}; `dape report` reads a folder with {RESULTS}")
-    out = config.out or config.folder / "report.html"
+    if not config.dir.is_dir():
+        missing = "is not a folder" if config.dir.exists() else "does not exist"
+        raise UsageError(f"{config.dir} {missing}; `dape report` reads a folder with {RESULTS}")
+    out = config.out or config.dir / "report.html"
     check_may_replace(out)
-    found = list(result_folders(config.folder))
+    found = list(result_folders(config.dir))
     if not found:
         raise UsageError(
-            f"{config.folder}: there is no {RESULTS} here nor up to {DEEPEST} levels below, nor {CLAIMS} or {MAPS[0]}. "
+            f"{config.dir}: there is no {RESULTS} here nor up to {DEEPEST} levels below, nor {CLAIMS} or {MAPS[0]}. "
             f"`dape compare --out DIR`, `dape che --out DIR` and `dape probe --train --out DIR` each write one"
         )
-    sections = [section_of(folder, config.folder) for folder in found]
+    sections = [section_of(folder, config.dir) for folder in found]
     for section in sections:
         for warning in section.warnings:
             print(f"warning: {section.source}: {warning}", file=sys.stderr)
     if not any(section.rows or section.claims or section.maps for section in sections):
-        raise ValueError(
-            f"{config.folder}: nothing of {len(found)} result folders could be read, so there is no report"
-        )
+        raise ValueError(f"{config.dir}: nothing of {len(found)} result folders could be read, so there is no report")
     from dape.report.page import build_page
 
-    title = config.folder.resolve().name or "Results"
+    title = config.dir.resolve().name or "Results"
     write_text(out, build_page(sections, title))
     rows, size = sum(len(section.rows) for section in sections), out.stat().st_size / 1e6
     print(
@@ -143,7 +142,14 @@ def described(folder: Path) -> tuple[str, list[str]]:
 def published_for(folder: Path) -> "list[Published]":
     """The paper's numbers to show beside a folder's."""
     from dape.paper import load
+    from dape.reproduce.catalogue import EXPERIMENTS
+    from dape.reproduce.judge import published
+    from dape.reproduce.plan import SETTINGS
+    from dape.sweep.grid import saved_settings
 
+    experiment = EXPERIMENTS.get(saved_settings(folder, SETTINGS).get("experiment", ""))
+    if experiment is not None:
+        return published(experiment)
     first = _first_row(folder / RESULTS)
     if first is None:
         return []
@@ -210,7 +216,11 @@ KINDS = {
     "note": str,
     "mode": str,
     "extra": dict,
+    "k": int | None,
+    "windows": int | None,
+    "step": int | None,
 }
+EXTRA_KINDS = {"task": str, "lr": int | float, **dict.fromkeys(COORDINATES, int | float)}
 
 
 def checked(row: "Row") -> "Row":
@@ -218,6 +228,9 @@ def checked(row: "Row") -> "Row":
     for name, kind in KINDS.items():
         if not isinstance(getattr(row, name), kind):
             raise ValueError(f"{name} is {getattr(row, name)!r}")
+    for name, kind in EXTRA_KINDS.items():
+        if name in row.extra and not isinstance(row.extra[name], kind):
+            raise ValueError(f"{name} is {row.extra[name]!r}")
     if row.train_length < 1 or row.length < 1:
         raise ValueError("a length is at least 1")
     if row.metric == "perplexity" and row.value <= 0:

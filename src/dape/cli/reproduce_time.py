@@ -1,15 +1,84 @@
-"""``dape reproduce time-cost``: on `dape bench model`."""
+"""``dape reproduce time-cost``: `dape bench model`, one model size after the other, beside the paper's table."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from dape.bench.model import ModelBench, measure, rows, show
+from dape.bench.progress import Progress
 from dape.errors import UsageError
+from dape.files import locked, write_text
 from dape.reproduce.catalogue import Experiment
 from dape.reproduce.scales import Scale
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dape.cli.reproduce import Reproduce
+    from dape.evaluation.records import Row
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "smoke": {"sizes": ("350m",), "minutes": 0.5, "rounds": 2, "passes": ("forward", "step")},
+    "cpu": {"minutes": 15.0},
+    "gpu": {"rounds": 20, "warm_up": 5, "precision": "bf16"},
+    "paper": {"rounds": 100, "warm_up": 20, "precision": "bf16"},
+}
+"""Of the benchmark, by scale; minutes are for each size."""
 
 
 def run(config: "Reproduce", out: Path, experiment: Experiment, scale: Scale) -> int:
-    raise UsageError("not yet")
+    from dape.cli.devices import use_device
+    from dape.evaluation.records import append_rows, read_rows
+    from dape.reproduce.plan import SETTINGS as FILE
+    from dape.sweep.grid import RESULTS
+
+    _refuse(config)
+    settings = dict(SETTINGS[scale.name])
+    sizes = settings.pop("sizes", experiment.sizes)
+    with locked(out):
+        device, results = str(use_device(config.device)), out / RESULTS
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / FILE, yaml.safe_dump({"experiment": experiment.id, "scale": scale.name}, sort_keys=False))
+        known = read_rows(results) if results.exists() else []
+        for size in sizes:
+            if size in {row.extra["model"] for row in known}:
+                print(f"{size}: measured already, in {results}")
+                continue
+            found = measure(
+                ModelBench(sizes=(size,), encodings=_methods(experiment), device=device, **settings), progress=Progress
+            )
+            show(found)
+            if not found.complete:
+                raise KeyboardInterrupt
+            append_rows(results, rows(found))
+            known += rows(found)
+        return _report(out, experiment, known, [_reduced(scale, sizes, device)])
+
+
+def _refuse(config: "Reproduce") -> None:
+    for name in ("seeds", "data", "jobs"):
+        if getattr(config, name) is not None:
+            raise UsageError(f"--{name}: times are measured one after the other, on random tokens; leave it out")
+
+
+def _methods(experiment: Experiment) -> tuple[str, ...]:
+    return tuple(arm.method for arm in experiment.arms)
+
+
+def _reduced(scale: Scale, sizes: "Sequence[str]", device: str) -> str:
+    depth = "one and two layers are measured, the whole depth is continued linearly from them"
+    return f"{', '.join(sizes)} on {device} instead of an A800; {depth} (scale {scale.name})"
+
+
+def _report(out: Path, experiment: Experiment, known: "Sequence[Row]", reduced: "Sequence[str]") -> int:
+    from dape.cli.reproduce_runs import tell_claims
+    from dape.report.reproduction import time_table, write_claims
+    from dape.reproduce.judge import judge_all
+
+    judged = judge_all(experiment, known)
+    write_text(out / "tables.md", time_table(known, experiment))
+    write_claims(out, experiment, judged, reduced)
+    tell_claims(judged)
+    print(f"wrote results.jsonl, tables.md, claims.md, claims.json in {out}")
+    return 0

@@ -1,7 +1,7 @@
 """What ``dape reproduce`` writes about language models: tables beside the paper's, figures, claims. No torch here."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from dape.report.numbers import as_text
 from dape.report.tables import markdown_table
 from dape.reproduce.catalogue import Experiment
 from dape.reproduce.evidence import Panel
-from dape.reproduce.judge import Judged, published
+from dape.reproduce.judge import Judged, milliseconds, published
 
 CLAIMS_JSON, CLAIMS_MD, TABLES = "claims.json", "claims.md", "tables.md"
 
@@ -87,6 +87,33 @@ def _printed(row: Published | None) -> str:
     if row is None:
         return "-"
     return f"{row.value:g}" if row.std is None else f"{as_text(row.value)} ± {row.std:.2g}"
+
+
+def time_table(rows: Sequence[Row], experiment: Experiment) -> str:
+    """Time over that of dape-kerple, ours beside the paper's; a whole training step, at full depth."""
+    ours, paper = milliseconds(rows), milliseconds([p.as_row() for p in published(experiment)])
+    sizes = [size for size in experiment.sizes if any(key[0] == size for key in ours)]
+    head = [f"{size}: ms" for size in sizes]
+    columns = [name for pair in zip(head, ["ratio"] * len(sizes), ["paper"] * len(sizes), strict=True) for name in pair]
+    lines = [["method", *columns], ["---", *("---:" for _ in columns)]]
+    for arm in experiment.arms:
+        cells = [cell for size in sizes for cell in _time_cells(size, arm.method, ours, paper)]
+        lines.append([arm.method, *cells])
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    notes = (
+        "ratio: time of a training step / that of dape-kerple; paper: the same on an A800, forward or step not stated."
+    )
+    return f"# {experiment.id}: {experiment.title} ({experiment.where})\n\n{text}\n\n{notes}\n"
+
+
+def _time_cells(
+    size: str, method: str, ours: Mapping[tuple[str, str], float], paper: Mapping[tuple[str, str], float]
+) -> list[str]:
+    here, there, unit = ours.get((size, method)), paper.get((size, method)), "dape-kerple"
+    if here is None:
+        return ["-", "-", "-" if there is None else f"{there / paper[size, unit]:.3f}"]
+    ratio = f"{here / ours[size, unit]:.3f}" if (size, unit) in ours else "-"
+    return [f"{here:.0f}", ratio, "-" if there is None else f"{there / paper[size, unit]:.3f}"]
 
 
 # Figures -------------------------------------------------------------------------------------------------------------

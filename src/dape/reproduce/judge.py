@@ -81,12 +81,10 @@ def _score(rows: Sequence[Row]) -> float:
 
 
 def milliseconds(rows: Iterable[Row]) -> dict[tuple[str, str], float]:
-    """By model size and method; of ours those of a whole training step."""
-    return {
-        (row.extra["model"], row.method): row.value
-        for row in rows
-        if row.metric == "milliseconds" and row.extra.get("pass", "step") == "step"
-    }
+    """By model size and method; of ours those of a whole training step, at the greatest depth that is known."""
+    steps = [r for r in rows if r.metric == "milliseconds" and r.extra.get("pass", "step") == "step"]
+    deepest_last = sorted(steps, key=lambda row: row.extra.get("layers", 0))
+    return {(row.extra["model"], row.method): row.value for row in deepest_last}
 
 
 def count_kinds(heads: Sequence[Mapping[str, Any]]) -> dict[str, int]:

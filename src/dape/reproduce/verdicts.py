@@ -237,12 +237,14 @@ class Heads:
     """At least one head of each of these kinds."""
 
     kinds: tuple[str, ...]
+    others: tuple[str, ...]
+    """What else a head may be."""
     said: str
 
     def judge(self, counts: Mapping[str, int]) -> Judgement:
         if not counts:
             return not_tested("no bias maps")
-        detail = f"{self.said}: " + ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        detail = f"{self.said}: " + ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in (*self.kinds, *self.others))
         enough = all(counts.get(kind, 0) > 0 for kind in self.kinds)
         return Judgement("holds (not significant)" if enough else "fails", detail)
 
