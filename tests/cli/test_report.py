@@ -100,6 +100,9 @@ def test_pickles_in_maps_are_not_opened(folder, capsys):
         (json.dumps({**ROW, "length": "64"}) + "\n", "length is '64'"),
         (json.dumps({**ROW, "extra": "text"}) + "\n", "line 3 is left out"),
         (json.dumps({**ROW, "value": 0}) + "\n", "perplexity 0"),
+        (json.dumps({**ROW, "windows": [1]}) + "\n", "windows is [1]"),
+        (json.dumps({**ROW, "extra": {"depth": [1]}}) + "\n", "depth is [1]"),
+        (json.dumps({**ROW, "protocol": "che", "extra": {"task": {}}}) + "\n", "task is {}"),
         (json.dumps({**ROW, "value": None}) + "\n", "line 3 is left out"),
     ],
 )

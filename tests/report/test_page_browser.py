@@ -46,7 +46,7 @@ class Browser:
         self._address += f"/session/{session['sessionId']}"
 
     def _port(self) -> str:
-        for line in self._driver.stdout:
+        for line in self._driver.stdout or ():
             if found := re.search(r"started successfully on port (\d+)", line):
                 return found[1]
         raise RuntimeError("chromedriver did not start")

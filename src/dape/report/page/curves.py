@@ -219,8 +219,10 @@ def interval(test: Comparison) -> str:
 
 
 def _how_tested(results: Results, panel: Panel, tests: Sequence[Comparison]) -> list[str]:
+    if len(results.seeds) == 1 and not tests:
+        return ["One seed: no test possible."]
     if not tests:
-        return ["One seed: no test possible."] if len(results.seeds) == 1 else []
+        return ["Differences of accuracy are not tested."] if panel.kind == "accuracy" else []
     if not any(test.p is not None for test in tests):
         reasons = ", ".join(dict.fromkeys(test.note for test in tests if test.note))
         return [f"Against the base: no test possible ({reasons})."]

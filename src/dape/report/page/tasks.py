@@ -34,7 +34,7 @@ Paper = Mapping[tuple[str, str], float]
 
 
 def task_block(panel: Panel, published: Sequence[Published]) -> Block:
-    rows = [row for row in panel.rows if row.metric in ("accuracy", "nll") and isinstance(row.extra.get("lr"), float)]
+    rows = [row for row in panel.rows if row.metric in ("accuracy", "nll") and "lr" in row.extra]
     tasks = _tasks({str(row.extra["task"]) for row in rows})
     labels = in_order(row.method for row in rows)
     config = CheConfig(train_length=panel.train_length, lengths=tuple(sorted({row.length for row in rows})))
