@@ -1,6 +1,7 @@
 """``dape visualize``: arrays, pictures and words from a checkpoint, and what it says when that is impossible."""
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -195,8 +196,9 @@ def test_a_failure_leaves_what_was_there(undrawn, monkeypatch, tmp_path, late):
     def fail(*args, **kwargs):
         raise OSError("disk full")
 
+    rename = os.rename
     if late:  # when the old folder has been moved aside already
-        monkeypatch.setattr("dape.files.os.rename", fail)
+        monkeypatch.setattr(os, "rename", lambda a, b: fail() if str(a).endswith(".tmp") else rename(a, b))
     else:
         monkeypatch.setattr(bias_maps, "draw_maps", fail)
     look("alibi", *FEW, "--out", str(out), expect=1)
