@@ -19,7 +19,7 @@ ALL = {"layers": range(1, LAYERS + 1), "heads": range(1, HEADS + 1)}
 STATIC = ["alibi", "kerple", "kerple-power", "t5", "sandwich", "fire"]
 PLAIN = ["nope", "sinusoidal", "learned", "rope", "pi", "yarn"]
 CONTENT = ["cope", "transformer-xl"]
-VARIANTS = ["concat_residual", "concat", "add_residual", "bias_only"]
+VARIANTS = ["concat_residual", "concat", "add_residual", "bias_only", "bias_map"]
 DAPES = ["dape-kerple", "dape-fire", "dape-rope", "dape-nope", "dape-v2-kerple", "dape-v2-rope"]
 CASES = [
     *((name, {}) for name in [*STATIC, *PLAIN, *CONTENT, *DAPES, "randomized-dape-kerple", "randomized-rope"]),
@@ -132,12 +132,12 @@ def test_dape_by_hand(variant):
             a = found["scores"][sample, layer].astype(np.float64)
             r1, r2 = ({n.removeprefix("base."): p for n, p in pe.named_parameters()}[n].detach() for n in ("r1", "r2"))
             b = -r1.double().numpy()[:, None] * np.log1p(r2.double().numpy()[:, None] * lag)
-            inputs = {"add_residual": a + b, "bias_only": b}.get(variant, np.concatenate([a, b]))
+            inputs = {"add_residual": a + b, "bias_only": b, "bias_map": b}.get(variant, np.concatenate([a, b]))
             f = f_by_hand(pe, inputs)
             assert_near(found["bias"][sample, layer], b)
             assert_near(found["f"][sample, layer], f)
-            assert_near(found["logits"][sample, layer], a + f + (0 if variant == "concat" else b))
-    if variant == "bias_only":
+            assert_near(found["logits"][sample, layer], a + f + (0 if variant in ("concat", "bias_map") else b))
+    if variant in ("bias_only", "bias_map"):
         assert (found["f"][0] == found["f"][1]).all()
     else:
         assert np.abs(found["f"][0] - found["f"][1]).max() > 1e-3
@@ -188,6 +188,7 @@ def test_what_content_adds(name):
         ("dape-kerple", {"variant": "concat"}, (True, "f([A; B])", "A + f([A; B])", "concat")),
         ("dape-kerple", {"variant": "add_residual"}, (True, "f(A + B)", "A + B + f(A + B)", "add_residual")),
         ("dape-kerple", {"variant": "bias_only"}, (True, "f(B)", "A + B + f(B)", "bias_only")),
+        ("dape-kerple", {"variant": "bias_map"}, (True, "f(B)", "A + f(B)", "bias_map")),
         ("dape-rope", {}, (False, "f(A)", "A + f(A)", "")),
         ("dape-v2-kerple", {}, (True, "conv([A; B])", "A + B + conv([A; B])", "")),
         ("dape-v2-nope", {}, (False, "conv(A)", "A + conv(A)", "")),

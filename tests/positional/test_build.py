@@ -80,7 +80,7 @@ def test_causal_is_no_option_of_an_encoding(name):
 @pytest.mark.parametrize(
     "name, option, value, listed",
     [
-        ("dape-alibi", "variant", "residual", "'concat_residual', 'concat', 'add_residual', 'bias_only'"),
+        ("dape-alibi", "variant", "residual", "'concat_residual', 'concat', 'add_residual', 'bias_only', 'bias_map'"),
         ("fire", "activation", "gelu", "'relu', 'leaky_relu'"),
         ("t5", "bias_scale", 1, "'sqrt_d', 'one'"),
         ("kerple", "bidirectional", True, "'past_bonus', 'symmetric', 'tril'"),

@@ -6,7 +6,7 @@ from torch import nn
 
 from dape import Dape, Grid
 
-VARIANTS = ["concat_residual", "concat", "add_residual", "bias_only"]
+VARIANTS = ["concat_residual", "concat", "add_residual", "bias_only", "bias_map"]
 BASES = ["t5", "alibi", "kerple", "kerple-power", "sandwich", "fire"]
 LENGTH = 7
 
@@ -31,6 +31,8 @@ def by_definition(pe, scores, bias, variant):
             return scores + bias + f(pe, scores + bias)
         case "bias_only":
             return scores + bias + f(pe, bias)
+        case "bias_map":
+            return scores + f(pe, bias)
 
 
 def zero_(pe):
@@ -78,7 +80,7 @@ def test_item_4_zero_f_leaves_the_static_encoding(make, variant):
     logits = pe.logits(scores, q, q, Grid.of_length(LENGTH, LENGTH, causal=True))
     distance = (n[:, None] - n).clamp(min=0)
     bias = torch.stack([-(2.0 ** (-2 * h)) * distance for h in range(1, 5)]).double()
-    torch.testing.assert_close(logits, scores if variant == "concat" else scores + bias)
+    torch.testing.assert_close(logits, scores if variant in ("concat", "bias_map") else scores + bias)
 
 
 def test_item_4_zero_f_without_bias(make):
@@ -140,7 +142,7 @@ def test_f_alone_is_what_it_adds(make, variant):
     """``mixed`` is for looking inside: logits minus scores minus the bias, where that is kept."""
     pe, (scores, q), n = make("dape-kerple", variant=variant).double(), inputs(), torch.arange(LENGTH)
     grid = Grid.of_length(LENGTH, LENGTH, causal=True)
-    static = scores if variant == "concat" else scores + pe.base.bias(n, n)
+    static = scores if variant in ("concat", "bias_map") else scores + pe.base.bias(n, n)
     torch.testing.assert_close(pe.mixed(scores, grid).expand_as(scores), pe.logits(scores, q, q, grid) - static)
 
 

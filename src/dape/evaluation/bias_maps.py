@@ -19,7 +19,7 @@ from dape.models.decoder import Block, DecoderLM
 from dape.models.layers import SelfAttention
 from dape.ops.attention import Intermediates, intermediates
 from dape.positional.base import AdditiveBias, PositionalEncoding
-from dape.positional.dape import Dape, DapeV2, DapeWrapper
+from dape.positional.dape import WITHOUT_BIAS, Dape, DapeV2, DapeWrapper
 from dape.positional.randomized import Randomized
 
 CELLS_AT_ONCE = 1 << 18
@@ -49,6 +49,7 @@ F_BY_VARIANT = {
     "concat": "f([A; B])",
     "add_residual": "f(A + B)",
     "bias_only": "f(B)",
+    "bias_map": "f(B)",
 }
 ADDED = "P(A, q, k)"
 """What cope and transformer-xl add: it depends on content, and has no static part."""
@@ -70,7 +71,7 @@ def _terms_of_dape(pe: DapeWrapper) -> Terms:
     variant = pe.variant if isinstance(pe, Dape) and pe.has_bias else ""
     f = F_BY_VARIANT.get(variant, "f([A; B])" if pe.has_bias else "f(A)")
     f = f.replace("f(", "conv(") if isinstance(pe, DapeV2) else f
-    parts = ["A", *(["B"] if pe.has_bias and variant != "concat" else []), f]
+    parts = ["A", *(["B"] if pe.has_bias and variant not in WITHOUT_BIAS else []), f]
     return Terms(bias=pe.has_bias, f=f, logits=" + ".join(parts), variant=variant)
 
 

@@ -7,6 +7,7 @@ concat_residual   logits = A + B + f([A; B])        the default and the paper's 
 concat            logits = A + f([A; B])
 add_residual      logits = A + B + f(A + B)
 bias_only         logits = A + B + f(B)             the ablation: adaptive in position only
+bias_map          logits = A + f(B)                 the same without B itself; static, so as fast as a bias
 a base without bias (nope, rope, pi, yarn):   logits = A + f(A)
 
 f sees scaled, unmasked scores; it acts on one (i, j) at a time, so masking afterwards is exact.
@@ -34,7 +35,9 @@ from dape.positional.base import (
 from dape.positional.grid import Grid
 
 DEFAULT_HIDDEN = 32
-Variant = Literal["concat_residual", "concat", "add_residual", "bias_only"]
+Variant = Literal["concat_residual", "concat", "add_residual", "bias_only", "bias_map"]
+WITHOUT_BIAS = ("concat", "bias_map")
+_WITHOUT_SCORES = ("bias_only", "bias_map")
 
 
 class HeadMixer(nn.Module):
@@ -136,7 +139,7 @@ class Dape(DapeWrapper):
 
     @property
     def _keeps_bias(self) -> bool:
-        return self.has_bias and self.variant != "concat"
+        return self.has_bias and self.variant not in WITHOUT_BIAS
 
     def mixed(self, scores: Float[Tensor, "*b h q k"], grid: Grid) -> Float[Tensor, "*b h q k"]:
         return self._f(scores, self.base_bias(grid))
@@ -161,14 +164,14 @@ class Dape(DapeWrapper):
                 return self.f(scores, bias)
             case "add_residual":
                 return self.f(scores + bias)
-            case "bias_only":
+            case "bias_only" | "bias_map":
                 return self.f(bias)
 
     def score_form(self) -> ScoreForm | None:
         base = self.base.score_form()
         if base is None or base.mix is not None or type(self).logits is not Dape.logits:
             return None
-        if self.variant == "bias_only":
+        if self.variant in _WITHOUT_SCORES:
             return ScoreForm(source=self._adapted_source())
         w1 = accurate(self.f.first.weight)
         if not self.has_bias:
@@ -180,10 +183,13 @@ class Dape(DapeWrapper):
         return ScoreForm(source=base.source, adds_bias=self._keeps_bias, mix=mix)
 
     def adapted_bias_on(self, grid: Grid) -> Float[Tensor, "*b h q k"]:
-        """B + f(B), which is again a bias that no content enters."""
+        """B + f(B), or f(B) alone: again a bias that no content enters."""
         bias = self.base_bias(grid)
         assert bias is not None
-        return bias + self.f(bias)
+        return self._adapted(bias)
+
+    def _adapted(self, bias: Tensor) -> Tensor:
+        return bias + self.f(bias) if self._keeps_bias else self.f(bias)
 
     def _adapted_source(self) -> BiasSource:
         assert isinstance(self.base, AdditiveBias)
@@ -192,7 +198,7 @@ class Dape(DapeWrapper):
         def at(lag: Tensor, *, causal: bool) -> Tensor:
             assert source.at is not None
             bias = source.at(lag.reshape(1, -1), causal=causal)
-            return (bias + self.f(bias)).reshape(-1, *lag.shape)
+            return self._adapted(bias).reshape(-1, *lag.shape)
 
         return BiasSource(module=self, on=Dape.adapted_bias_on, at=at if source.at else None)
 

@@ -19,7 +19,7 @@ from dape.positional.base import PositionalEncoding
 from dape.positional.randomized import Randomized
 
 HEADS, WIDTH = 4, 8
-VARIANTS = ["concat_residual", "concat", "add_residual", "bias_only"]
+VARIANTS = ["concat_residual", "concat", "add_residual", "bias_only", "bias_map"]
 ENCODINGS = {
     **{name: {} for name in ["kerple", "alibi", "t5", "fire", "transformer-xl", "cope"]},
     **{f"dape-kerple {variant}": {"variant": variant} for variant in VARIANTS},
