@@ -227,7 +227,7 @@ def test_recall_has_a_curve_and_maps_by_depth_and_pairs():
 def test_depths_alone_give_a_curve_of_their_mean(make_rows):
     rows = []
     for depth, value in ((0.0, 0.2), (1.0, 0.6)):
-        rows += make_rows({"rope": {128: value}}, metric="accuracy", protocol="passkey", extra={"depth": depth})
+        rows += make_rows({"rope": {128: value, 256: 0}}, metric="accuracy", protocol="passkey", extra={"depth": depth})
     assert curve_block(split(rows)[0], []).charts[0].data["ours"][0]["y"] == pytest.approx(40)
 
 
@@ -309,3 +309,20 @@ def test_of_many_keys_the_nearest_are_kept():
 def test_a_large_map_does_not_make_a_large_page():
     data = explorer_of(small_maps(shape=(4, 12, 12, 512)))
     assert sum(map(len, data["terms"].values())) < 4e6 and len(data["lags"]) < data["all_keys"] == 512
+
+
+def test_of_many_tasks_it_is_told_who_is_best_on_how_many(make_rows):
+    rows = []
+    for place, task in enumerate(["even_pairs", "parity_check", "odds_first", "compute_sqrt", "bucket_sort"]):
+        for length, value in ((40, 0.9), (41, 0.5 + 0.01 * place)):
+            values = {"alibi": {length: value}, "dape-alibi": {length: 0.525}}
+            common = {"protocol": "che", "metric": "accuracy", "train_length": 40, "data_hash": task}
+            rows += make_rows(values, **common, extra={"task": task, "lr": 0.1})
+    block = task_block(split(rows)[0], [])
+    assert block.words == ["Best beyond the training length, of 5 tasks: dape-alibi on 3 and alibi on 2."]
+
+
+def test_one_length_has_a_table_and_no_chart(make_rows):
+    block = curve_block(split(make_rows({"rope": {128: 9.0}, "alibi": {128: 8.0}}))[0], [])
+    assert not block.charts and len(block.tables[0].lines) == 2
+    assert "<figure" not in build_page([Section("A", rows=make_rows({"rope": {128: 9.0}}))], "T")

@@ -70,12 +70,17 @@ def curve_block(panel: Panel, published: Sequence[Published]) -> Block:
         title=_titled(panel),
         words=[*lowest(results), *beyond_training(results)] if perplexity else most_accurate(results, panel.kind),
         series=series_of(labels),
-        charts=[chart, *place_maps(panel)],
+        charts=[*([chart] if _is_curve(chart) else []), *place_maps(panel)],
         tables=[values_table(results, panel, tests)],
         paper=[paper_table(name, group) for name, group in groups.items()],
         details=[("Every test: method against the same encoding without DAPE", tests_table(tests))] if tests else [],
         caveats=caveats(results, tests) if perplexity else [f"{why}." for why in results.left_out],
     )
+
+
+def _is_curve(chart: Chart) -> bool:
+    """A single length has nothing to be drawn against."""
+    return any(len({point["x"] for point in chart.data[side]}) > 1 for side in ("ours", "paper"))
 
 
 def _name(metric: str) -> str:

@@ -45,8 +45,9 @@ def as_list(value: object) -> list[object]:
 
 def facts_of(rows: Sequence[Row]) -> list[Fact]:
     found = []
+    some = {(row.run, row.k, row.windows, row.note): row for row in rows}.values()  # the rest is the same in one run
     for name, of in FACTS.items():
-        seen = dict.fromkeys(value for row in rows for value in map(_plain, of(row)) if value != "")
+        seen = dict.fromkeys(value for row in some for value in map(_plain, of(row)) if value != "")
         values = [str(value) for value in (sorted(seen) if all(isinstance(v, int) for v in seen) else seen)]
         if len(values) > MOST:
             values = [*values[:MOST], f"and {len(values) - MOST} more"]

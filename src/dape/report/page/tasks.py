@@ -1,6 +1,7 @@
 """The Chomsky-hierarchy benchmark: tasks by methods as a map and a table, and accuracy by length."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from dape.che.summary import summarise
 from dape.che.tasks.catalogue import TASKS
 from dape.evaluation.statistics import in_words, spread
 from dape.paper import Published
+from dape.report.chomsky import LEARNED
 from dape.report.numbers import as_text
 from dape.report.page.blocks import (
     NOTHING,
@@ -28,6 +30,9 @@ from dape.report.page.panels import Panel
 
 MOST_LENGTHS = 64
 """On a curve: more cannot be told apart on a screen, and make the page large."""
+
+FEW_TASKS = 4
+"""Each of so many gets a sentence of its own."""
 
 Paper = Mapping[tuple[str, str], float]
 """Accuracy by task and method."""
@@ -72,8 +77,13 @@ def chance_of(task: str) -> float | None:
 
 
 def _best_words(scores: Sequence[Score]) -> list[str]:
-    """Per task the best mean, and whether anything was learned at all."""
+    """Per task the best mean, and whether anything was learned at all; of many tasks, who is best on how many."""
     words = []
+    if len(_best(scores)) > FEW_TASKS:
+        best = _best(scores)
+        won = Counter(score.method for score in scores if score.mean == best.get(score.task))
+        told = in_words([f"{method} on {count}" for method, count in won.most_common()])
+        return [f"Best beyond the training length, of {len(best)} tasks: {told}.", *_not_learned(scores)]
     for task in dict.fromkeys(score.task for score in scores):
         of_task = [score for score in scores if score.task == task and math.isfinite(score.mean)]
         if not of_task:
@@ -86,6 +96,15 @@ def _best_words(scores: Sequence[Score]) -> list[str]:
             f"(in distribution the best has {as_text(familiar, 'accuracy')}{guess})."
         )
     return words
+
+
+def _not_learned(scores: Sequence[Score]) -> list[str]:
+    poor = []
+    for task in dict.fromkeys(score.task for score in scores):
+        chance, familiar = chance_of(task), max(score.familiar for score in scores if score.task == task)
+        if chance is not None and familiar - chance < LEARNED * (1 - chance):
+            poor.append(title_of(task))
+    return [f"Hardly learned by any method, even in distribution: {in_words(poor)}."] if poor else []
 
 
 def _map(scores: Sequence[Score], paper: Paper, labels: Sequence[str]) -> Chart:
