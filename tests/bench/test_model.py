@@ -316,6 +316,12 @@ def test_table_without_extrapolation_marks_nothing():
     assert line.split() == ["step", "dape-kerple", "1000", "2500", "1.00", "(0.00)", "1.00", "1.25", "(0.06)", "1.18"]
 
 
+def test_a_single_round_shows_no_range():
+    text = shown(make_rows({case: seconds[:1] for case, seconds in SAMPLES.items()}, replace(GROUP, rounds=1)))
+    (line,) = [line for line in text if "dape-kerple" in line and "step" in line]
+    assert line.split() == ["step", "dape-kerple", "1000", "2500", "~35500", "~1.00", "1.00", "~1.48", "1.18"]
+
+
 def test_notes_and_lengths_get_columns_where_there_are_any():
     def headers(found):
         return [str(column.header) for column in make_table(found, "").columns]
@@ -401,7 +407,7 @@ def test_defaults_are_the_papers_table():
 
 def test_quick_changes_only_what_was_not_given():
     config = filled_in(ModelBench(quick=True, rounds=4))
-    assert (config.sizes, config.rounds, config.minutes) == (("350m",), 4, 0.7)
+    assert (config.sizes, config.rounds, config.minutes) == (("350m",), 4, 0.5)
     assert config.encodings == ("rope", "kerple", "dape-kerple")
 
 

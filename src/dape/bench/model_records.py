@@ -266,7 +266,12 @@ def _time(row: ModelRow | None) -> str:
     if row is None:
         return "-"
     digits = 0 if row.ms.median >= 100 else 1
-    return f"~{with_range(row.ms, digits)}" if row.extrapolated else f"{row.ms.median:.{digits}f}"
+    return f"~{_ranged(row, row.ms, digits)}" if row.extrapolated else f"{row.ms.median:.{digits}f}"
+
+
+def _ranged(row: ModelRow, spread: Spread, digits: int = 2) -> str:
+    """A single round has no range: (0.00) would look like certainty."""
+    return with_range(spread, digits) if len(row.samples_ms) > 1 else f"{spread.median:.{digits}f}"
 
 
 def _ratios(row: ModelRow) -> list[str]:
@@ -274,5 +279,5 @@ def _ratios(row: ModelRow) -> list[str]:
         return "-" if value is None else f"{value:.2f}"
 
     flag = "~" if row.extrapolated else ""
-    ours = [flag + with_range(r) if r is not None else "-" for r in (row.vs_dape_kerple, row.vs_base)]
+    ours = [flag + _ranged(row, r) if r is not None else "-" for r in (row.vs_dape_kerple, row.vs_base)]
     return [ours[0], number(row.paper_vs_dape_kerple), ours[1], number(row.paper_vs_base)]
