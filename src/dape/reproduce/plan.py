@@ -23,7 +23,6 @@ from dape.sweep.child import ROWS
 from dape.sweep.compare import language_effort, language_settings, relative_data
 from dape.sweep.grid import RUNS, Effort, Grid
 from dape.sweep.worker import Job
-from dape.training.checkpoint import CHECKPOINTS
 from dape.training.run import RunConfig
 
 SETTINGS = "reproduce.yaml"
@@ -130,9 +129,6 @@ class Reproduction(Grid[Trial]):
         with new_folder(target) as folder:
             shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(ROWS, ".lock"))
             write_text(folder / ROWS, "".join(row.as_json() + "\n" for row in rows))
-
-    def checkpoint(self, run: Trial) -> Path:
-        return sorted((self.folder(run) / CHECKPOINTS).iterdir())[-1]
 
     # Settings --------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,92 @@
+"""Our operator under the library's attention interface, with a mask of our own.
+
+The library builds one mask per forward pass and hands it to every layer. Ours is a table [batch, keys] of what is text
+and what is padding, cut at the last query: how far the queries reach is then its width, also with a cache of fixed size
+whose end is still empty. That attention is causal the operator knows itself.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
+
+from dape.ops.attention import attention
+from dape.positional.base import PositionalEncoding
+
+NAME = "dape"
+"""Of the implementation, as in ``model.set_attn_implementation``."""
+PLACE = "dape"
+"""The attribute of an attention layer that holds its encoding."""
+
+
+def text_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    device: torch.device | None = None,
+    **_: Any,
+) -> Tensor:
+    """[batch, keys up to the last query]: True where there is text."""
+    if mask_function is not causal_mask_function:
+        raise ValueError(
+            "an adapter of dape works with plain causal attention only; this call has a sliding window, packed "
+            "sequences (position_ids that start anew) or a mask function of its own. Pad instead of packing, or set "
+            "config.sliding_window = None where the window is longer than the text"
+        )
+    end = int(q_offset) + q_length - int(kv_offset)
+    if attention_mask is None:
+        return torch.ones(batch_size, end, dtype=torch.bool, device=device)
+    given = attention_mask[:, :end].bool()
+    return nn.functional.pad(given, (0, end - given.shape[1]), value=True)
+
+
+def dape_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """[b, h, t, d] in, [b, t, h, d] out; q and k come rotated if the model rotates."""
+    pe = getattr(module, PLACE, None)
+    if not isinstance(pe, PositionalEncoding):
+        raise ValueError(f"{type(module).__name__} has no adapter; call dape.hf.extend(model, ...)")
+    if attention_mask is None or attention_mask.dim() != 2:
+        raise ValueError(
+            f"attn_implementation {NAME!r} builds its own mask [batch, keys]; a mask of another form was given"
+        )
+    if dropout:
+        raise ValueError("dropout of attention weights is not supported; dape.hf.extend switches it off")
+    end, width = attention_mask.shape[1], query.shape[-1]
+    if scaling is not None and scaling != width**-0.5:
+        query = query * (scaling * width**0.5)
+    out = attention(query, key[:, :, :end], value[:, :, :end], pe, **_places(pe, attention_mask, query.shape[2]))
+    return out.transpose(1, 2), None
+
+
+def _places(pe: PositionalEncoding, text: Tensor, queries: int) -> dict[str, Any]:
+    """What the operator must know of padding. Distances are the same with and without padding on the left, so that
+    positions matter only to encodings that read more than a distance."""
+    if bool(text.all()):
+        return {}
+    hidden = {"key_padding_mask": ~text}
+    form = pe.score_form()
+    if form is not None and (form.source is None or form.source.at is not None):
+        return hidden
+    positions = (text.long().cumsum(1) - 1).clamp(min=0)
+    return {**hidden, "q_pos": positions[:, -queries:], "k_pos": positions}
+
+
+def register() -> None:
+    AttentionInterface.register(NAME, dape_attention)
+    AttentionMaskInterface.register(NAME, text_mask)

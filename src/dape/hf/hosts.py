@@ -1,0 +1,72 @@
+"""Which models of the library an adapter fits, and where its parts go."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+SUPPORTED = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class Host:
+    """What an adapter must know of a model."""
+
+    model_type: str
+    layers: int
+    heads: int
+    head_dim: int
+    width: int
+    train_length: int
+    """As its configuration has it; what it was really trained at may be less."""
+    rotates: bool
+
+
+def describe(model: nn.Module) -> Host:
+    config: Any = getattr(model, "config", None)
+    kind = getattr(config, "model_type", type(model).__name__)
+    if kind not in SUPPORTED:
+        raise ValueError(
+            f"{kind}: adapters exist for {', '.join(SUPPORTED)}. In an architecture of your own, call dape.attention"
+        )
+    heads, width = config.num_attention_heads, config.hidden_size
+    if width % heads and not getattr(config, "head_dim", None):
+        raise ValueError(f"{kind}: width {width} cannot be divided into {heads} heads of equal width")
+    return Host(
+        model_type=kind,
+        layers=config.num_hidden_layers,
+        heads=heads,
+        head_dim=getattr(config, "head_dim", None) or width // heads,
+        width=width,
+        train_length=config.max_position_embeddings,
+        rotates=kind != "gpt2",
+    )
+
+
+def attention_layers(model: nn.Module) -> list[nn.Module]:
+    """In the order of the layers."""
+    found = [m for m in model.modules() if type(m).__name__.endswith("Attention") and hasattr(m, "layer_idx")]
+    found.sort(key=lambda module: module.layer_idx)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    host = describe(model)
+    if len(found) != host.layers:
+        raise ValueError(
+            f"{host.model_type}: found {len(found)} attention layers, the configuration says {host.layers}"
+        )
+    return found
+
+
+def rotary_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """They give (cos, sin) to all layers."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == "rotary_emb":
+            yield module
+
+
+def without_dropout(layer: nn.Module) -> None:
+    """Of attention weights, which our operator does not have."""
+    if isinstance(getattr(layer, "attention_dropout", None), float):
+        layer.attention_dropout = 0.0  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    dropout = getattr(layer, "attn_dropout", None)
+    if isinstance(dropout, nn.Dropout):
+        dropout.p = 0.0
