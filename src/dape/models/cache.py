@@ -1,8 +1,24 @@
 """Keys and values of earlier tokens, so that decoding a token costs one row of attention."""
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+
+class Store(Protocol):
+    """What a layer asks of its cache. Other libraries' caches are plugged in here."""
+
+    @property
+    def length(self) -> int: ...
+
+    def append(
+        self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"]
+    ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"]]:
+        """Store new keys and values and return all so far."""
+        ...
 
 
 class LayerCache:
@@ -34,10 +50,10 @@ class LayerCache:
 
 
 class Cache:
-    """One :class:`LayerCache` per layer."""
+    """One store per layer: a :class:`LayerCache`, unless others are given."""
 
-    def __init__(self, layers: int) -> None:
-        self.layers = [LayerCache() for _ in range(layers)]
+    def __init__(self, layers: int | Sequence[Store]) -> None:
+        self.layers = [LayerCache() for _ in range(layers)] if isinstance(layers, int) else layers
 
     @property
     def length(self) -> int:

@@ -4,6 +4,8 @@ x + attention(norm1 x), x + feed_forward(norm2 x), final norm, output head not t
 feed-forward 4 widths wide, biases everywhere except in the head, no dropout.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,14 +13,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dape.models.cache import Cache, LayerCache
+from dape.models.cache import Cache, Store
 from dape.models.config import DecoderConfig
 from dape.models.init import small_init_, wang_init_
 from dape.models.layers import FeedForward, SelfAttention
+from dape.models.places import Places
 from dape.positional.base import PositionalEncoding
 from dape.positional.build import build
 from dape.positional.catalogue import shared_by_layers
 from dape.positional.randomized import Randomized
+
+Recompute = Callable[..., Tensor]
+"""As ``torch.utils.checkpoint.checkpoint``: a module and its arguments."""
 
 
 class Block(nn.Module):
@@ -30,9 +36,14 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config.width, 4 * config.width, nn.GELU())
 
     def forward(
-        self, x: Tensor, pe: PositionalEncoding, cache: LayerCache | None = None, last: int | None = None
+        self,
+        x: Tensor,
+        pe: PositionalEncoding,
+        cache: Store | None = None,
+        last: int | None = None,
+        places: Places | None = None,
     ) -> Tensor:
-        y = self.attention(self.norm1(x), pe, cache, last)
+        y = self.attention(self.norm1(x), pe, cache, last, places)
         x = (x if last is None else x[:, -last:]) + y
         return x + self.feed_forward(self.norm2(x))
 
@@ -78,26 +89,32 @@ class DecoderLM(nn.Module):
 
     def hidden(
         self,
-        tokens: Int[Tensor, "b t"],
+        tokens: Int[Tensor, "b t"] | Float[Tensor, "b t m"],
         *,
         cache: Cache | None = None,
         encodings: list[PositionalEncoding] | None = None,
         last: int | None = None,
+        places: Places | None = None,
+        recompute: Recompute | None = None,
+        seen: list[Tensor] | None = None,
     ) -> Float[Tensor, "b t m"]:
         """Final hidden states; apart from the head, so that evaluation projects only the tokens it scores.
 
-        With ``last`` only those of the last tokens: the last block then asks no queries for the others."""
-        encodings = self.drawn_encodings(tokens.shape[1]) if encodings is None else encodings
-        positions = (cache or Cache(0)).positions(tokens.shape[1], tokens.device)
-        x = encodings[0].embed(self.embedding(tokens), positions)
+        ``tokens`` may be their embeddings. With ``last`` only the states of the last tokens: the last block then asks
+        no queries for the others. ``places``: of padded and packed batches. ``recompute`` calls a block so that the
+        backward pass computes it again. What enters each block is added to ``seen``."""
+        length = tokens.shape[1]
+        encodings = self.drawn_encodings(length) if encodings is None else encodings
+        if recompute is None and self.config.checkpoint_activations and self.training:
+            recompute = partial(checkpoint, use_reentrant=False)
+        positions = places.of_last(length) if places else (cache or Cache(0)).positions(length, tokens.device)
+        x = encodings[0].embed(tokens if tokens.is_floating_point() else self.embedding(tokens), positions)
         for index, block in enumerate(self.blocks):
+            if seen is not None:
+                seen.append(x)
             rows = last if index == len(self.blocks) - 1 else None
-            args = (x, encodings[index % len(encodings)], cache.layers[index] if cache else None, rows)
-            if self.config.checkpoint_activations and self.training:
-                x = checkpoint(block, *args, use_reentrant=False)
-                assert isinstance(x, Tensor)
-            else:
-                x = block(*args)
+            args = (x, encodings[index % len(encodings)], cache.layers[index] if cache else None, rows, places)
+            x = block(*args) if recompute is None else recompute(block, *args)
         return self.norm(x)
 
     def forward(self, tokens: Int[Tensor, "b t"], **kwargs: Any) -> Float[Tensor, "b t v"]:

@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dape.models.cache import LayerCache
+from dape.models.cache import Store
+from dape.models.places import Places
 from dape.ops.attention import attention
 from dape.positional.base import PositionalEncoding
 from dape.positional.grid import Grid
@@ -24,23 +25,27 @@ class SelfAttention(nn.Module):
         self,
         x: Float[Tensor, "b t m"],
         pe: PositionalEncoding,
-        cache: LayerCache | None = None,
+        cache: Store | None = None,
         last: int | None = None,
+        places: Places | None = None,
     ) -> Float[Tensor, "b t m"]:
         """With ``last``, the output of the last tokens only: the others serve as keys and values."""
         q, k, v = self.project(x, last)
         rotated = cache is not None and pe.rotates_once
         if cache is not None:
             if rotated:
-                q, k = pe.rotate(q, k, self._new_places(q, k, cache))
+                q, k = pe.rotate(q, k, self._among_new(q, k, cache, places))
             k, v = cache.append(k, v)
-        y = attention(q, k, v, pe, causal=self.causal, rotated=rotated)
+        where = {} if places is None else places.for_attention(pe, q.shape[2])
+        y = attention(q, k, v, pe, causal=self.causal, rotated=rotated, **where)
         return self.out(y.transpose(1, 2).flatten(2))
 
-    def _new_places(self, q: Tensor, k: Tensor, cache: LayerCache) -> Grid:
+    def _among_new(self, q: Tensor, k: Tensor, cache: Store, places: Places | None) -> Grid:
         """The new tokens among themselves."""
-        places = torch.arange(cache.length, cache.length + k.shape[2], device=k.device)
-        return Grid.at(places[-q.shape[2] :], places, causal=self.causal)
+        if places is not None:
+            return places.among_new(q.shape[2], k.shape[2], causal=self.causal)
+        positions = torch.arange(cache.length, cache.length + k.shape[2], device=k.device)
+        return Grid.at(positions[-q.shape[2] :], positions, causal=self.causal)
 
     def project(self, x: Float[Tensor, "b t m"], last: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the last tokens (None: of all), keys and values of all, split into heads."""

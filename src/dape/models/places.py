@@ -1,0 +1,68 @@
+"""Where the tokens of a batch stand, where that is not 0, 1, 2, ... in every row: padding, packed documents."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from dape.positional.base import PositionalEncoding
+from dape.positional.grid import Grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Of all keys, those of a cache included; the new tokens are the last of them."""
+
+    positions: Int[Tensor, "b k"]
+    """The first token of a text or document stands at 0, whatever padding is in front of it."""
+    padding: Bool[Tensor, "b k"] | None = None
+    """True at padding."""
+    documents: Int[Tensor, "b k"] | None = None
+    """Documents with different numbers do not see each other."""
+    unbroken: bool = False
+    """Within a text nothing is left out, so that the distance of two tokens is that of their places in the batch."""
+
+    @staticmethod
+    def beside(padding: Bool[Tensor, "b k"]) -> "Places":
+        """Tokens count where there is no padding."""
+        text = ~padding
+        positions = (text.long().cumsum(1) - 1).clamp(min=0)
+        return Places(positions=positions, padding=padding, unbroken=_one_run(text))
+
+    @staticmethod
+    def packed(positions: Int[Tensor, "b k"], padding: Bool[Tensor, "b k"] | None = None) -> "Places":
+        """Given positions; a new document begins wherever they do not go on by one."""
+        starts = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
+        return Places(positions=positions, padding=padding, documents=starts.long().cumsum(1), unbroken=True)
+
+    def of_last(self, tokens: int) -> Int[Tensor, "b t"]:
+        return self.positions[:, -tokens:]
+
+    def among_new(self, queries: int, keys: int, *, causal: bool) -> Grid:
+        """The new tokens among themselves."""
+        return Grid.at(self.of_last(queries), self.of_last(keys), causal=causal)
+
+    def for_attention(self, pe: PositionalEncoding, queries: int) -> dict[str, Any]:
+        """Arguments of the operator. It is faster without positions, which an encoding of distances can do without."""
+        given: dict[str, Any] = {"key_padding_mask": self.padding}
+        if self.documents is not None:
+            given |= {"q_document": self.documents[:, -queries:], "k_document": self.documents}
+        if not (self.unbroken and reads_distances_only(pe)):
+            given |= {"q_pos": self.of_last(queries), "k_pos": self.positions}
+        return given
+
+
+def reads_distances_only(pe: PositionalEncoding) -> bool:
+    """Whether attention with this encoding stays the same when all positions are shifted."""
+    form = pe.score_form()
+    return pe.rotates_once and form is not None and (form.source is None or form.source.at is not None)
+
+
+def _one_run(text: Bool[Tensor, "b k"]) -> bool:
+    """Whether each row is padding, text, padding, the first and the last possibly empty."""
+    if torch.compiler.is_compiling():  # it would read values
+        return False
+    starts = text[:, 1:] & ~text[:, :-1]
+    return bool((starts.sum(1) + text[:, 0] <= 1).all())
