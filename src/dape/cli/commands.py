@@ -22,7 +22,7 @@ from dape.bench.model import ModelBench
 from dape.bench.model import run as bench_model
 from dape.bench.train import TrainBench
 from dape.bench.train import run as bench_train
-from dape.cli import che, compare, evaluate, generate, probe, report, reproduce, train, visualize
+from dape.cli import che, compare, evaluate, extend, generate, probe, report, reproduce, train, visualize
 from dape.cli.list_encodings import ListEncodings, list_encodings
 from dape.cli.prepare import Prepare, prepare
 
@@ -152,6 +152,16 @@ COMMANDS = [
             "--scale cpu --steps 5000 --lr 1e-3 --stride 20 --tasks reverse --methods paper": "smaller than the paper",
             "--tasks paper --methods paper --seeds 3 --steps 200000 --lr 1e-4,3e-4,5e-4": "the paper's table: days",
             "--show stack_manipulation": "what a task looks like",
+        },
+    ),
+    Command(
+        "extend",
+        extend.Extend,
+        extend.run,
+        examples={
+            "llama-folder --data notes.txt --train-length 512": "an adapter from your text, measured before and after",
+            "llama-folder --method dape-kerple --options variant=bias_map": "a learned map of the bias, no content",
+            "llama-folder --steps 1000 --length 4096 --out runs/long": "longer, on longer sequences",
         },
     ),
     Command(

@@ -8,7 +8,7 @@ difference between lengths is a difference in what the context was worth.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from dape.data.windows import evaluation_ends, evaluation_windows
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig
 from dape.evaluation.records import Row
-from dape.models.decoder import DecoderLM
 from dape.positional.randomized import Randomized
 
 RANDOM_BATCH = 8
@@ -43,6 +42,20 @@ class Measured:
     @property
     def perplexity(self) -> float:
         return math.inf if self.mean >= 700 else math.exp(self.mean)
+
+
+class Readable(Protocol):
+    """What of :class:`~dape.models.decoder.DecoderLM` is needed to measure; other models can be made to look so."""
+
+    embedding: Any
+    encodings: Any
+    head: Any
+    config: Any
+    """With ``vocabulary`` and ``width``."""
+
+    def drawn_encodings(self, length: int, generator: torch.Generator | None = None) -> list[Any]: ...
+
+    def hidden(self, tokens: Tensor, *, encodings: list[Any] | None = None, last: int | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +110,7 @@ def _doublings(length: int) -> list[tuple[int, int]]:
 
 
 def measure(
-    model: DecoderLM,
+    model: Readable,
     stream: TokenStream,
     config: EvalConfig,
     *,
@@ -135,7 +148,7 @@ def _consecutive_windows(stream: TokenStream, length: int, longest: int, windows
     return np.stack([stream.read(start, start + length + 1) for start in starts])
 
 
-def _nll(model: DecoderLM, windows: np.ndarray, scored: int, watch: Callable[[int, int, int], None]) -> np.ndarray:
+def _nll(model: Readable, windows: np.ndarray, scored: int, watch: Callable[[int, int, int], None]) -> np.ndarray:
     """Nats of the last ``scored`` tokens of every window: [window, scored]."""
     length = windows.shape[1] - 1
     device = model.embedding.weight.device
@@ -148,7 +161,7 @@ def _nll(model: DecoderLM, windows: np.ndarray, scored: int, watch: Callable[[in
     return np.concatenate(parts)
 
 
-def window_nll(model: DecoderLM, tokens: Tensor, scored: int, *, seed: int = 0) -> Tensor:
+def window_nll(model: Readable, tokens: Tensor, scored: int, *, seed: int = 0) -> Tensor:
     """[b, length + 1] tokens to [b, scored] nats. Logits are made for scored tokens only."""
     with torch.inference_mode():
         encodings = model.drawn_encodings(tokens.shape[1] - 1, torch.Generator().manual_seed(seed))
@@ -163,12 +176,12 @@ def _nats(logits: Tensor, targets: Tensor) -> Tensor:
     return flat.view_as(targets)
 
 
-def _tokens_per_head_call(model: DecoderLM) -> int:
+def _tokens_per_head_call(model: Readable) -> int:
     """Logits of a long window with a large vocabulary would be the largest tensor of all."""
     return max(1, (1 << 24) // model.config.vocabulary)
 
 
-def batch_size(model: DecoderLM, length: int) -> int:
+def batch_size(model: Readable, length: int) -> int:
     """Windows at a time: enough to keep the processor busy, no more than memory allows."""
     if any(isinstance(pe, Randomized) for pe in model.encodings):
         return RANDOM_BATCH

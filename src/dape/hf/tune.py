@@ -1,0 +1,133 @@
+"""Train an adapter (or all of a model, to compare) on windows of text. A step is a function of the weights and its
+number, so what was stopped goes on to the weights it would have had."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from dape.data.store import Corpus
+from dape.data.windows import TrainingWindows
+from dape.errors import UsageError
+from dape.files import replacing, write_text
+from dape.hf.adapter import HANDLE, project_
+from dape.training.config import TrainConfig
+from dape.training.optim import learning_rate
+
+WEIGHTS, STATE = "tuning.safetensors", "tuning.json"
+SAVE_SECONDS = 60.0
+Trained = Literal["adapter", "all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    length: int
+    """Tokens per training sequence."""
+    steps: int = 300
+    batch: int = 8
+    lr: float = 1e-2
+    seed: int = 0
+    weight_decay: float = 0.0
+    clip: float = 1.0
+
+    def check(self) -> None:
+        self.schedule().check()
+        if self.length < 2:
+            raise UsageError(f"--length must be at least 2, got {self.length}")
+
+    def schedule(self) -> TrainConfig:
+        return TrainConfig(
+            steps=self.steps, batch=self.batch, lr=self.lr, seed=self.seed, warmup_share=0.05, clip=self.clip
+        )
+
+
+class Tuner:
+    """Training of what has ``requires_grad``, in a folder."""
+
+    def __init__(self, model: nn.Module, corpus: Corpus, tuning: Tuning, folder: Path) -> None:
+        tuning.check()
+        self.model, self.tuning, self.folder = model, tuning, folder
+        self.windows = TrainingWindows(corpus.train, length=tuning.length, seed=tuning.seed)
+        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self.named:
+            raise ValueError("nothing of the model is to be trained: every parameter is frozen")
+        self.optimizer = torch.optim.AdamW(
+            self.named.values(), lr=tuning.lr, betas=(0.9, 0.95), weight_decay=tuning.weight_decay
+        )
+        self.step = 0
+        self._resume()
+
+    def run(self, *, watch: Callable[[int, float], None], stop: Callable[[], bool]) -> bool:
+        """To the end, or until ``stop()``; either way the last step is saved. True if the end was reached."""
+        self.model.train()
+        saved = time.monotonic()
+        while self.step < self.tuning.steps and not stop():
+            watch(self.step + 1, self.take_step())
+            if time.monotonic() - saved > SAVE_SECONDS:
+                self.save()
+                saved = time.monotonic()
+        self.model.eval()
+        self.save()
+        return self.step == self.tuning.steps
+
+    def take_step(self) -> float:
+        device = next(iter(self.named.values())).device
+        tokens = torch.from_numpy(self.windows.batch(self.step, self.tuning.batch)).to(device)
+        loss = self._loss(tokens)
+        if not torch.isfinite(loss):
+            raise ValueError(
+                f"step {self.step + 1}: the loss is {loss.item()}; try a lower --lr than {self.tuning.lr:g}"
+            )
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.named.values(), self.tuning.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.step, self.tuning.schedule())
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if hasattr(self.model, HANDLE):
+            project_(self.model)
+        self.step += 1
+        return loss.item()
+
+    def _loss(self, tokens: Tensor) -> Tensor:
+        logits = self.model(input_ids=tokens[:, :-1], use_cache=False).logits
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+    # Stopping and going on -------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        tensors = {f"p.{name}": p.detach() for name, p in self.named.items()}
+        for name, p in self.named.items():
+            tensors |= {f"{key}.{name}": value for key, value in self.optimizer.state.get(p, {}).items()}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self.folder / WEIGHTS) as path:
+            save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
+        write_text(self.folder / STATE, json.dumps({"step": self.step, **asdict(self.tuning)}) + "\n")
+
+    def _resume(self) -> None:
+        state = self.folder / STATE
+        if not state.is_file():
+            return
+        saved: dict[str, Any] = json.loads(state.read_text(encoding="utf-8"))
+        self._check_same(saved)
+        tensors = load_file(self.folder / WEIGHTS)
+        with torch.no_grad():
+            for name, p in self.named.items():
+                p.copy_(tensors[f"p.{name}"])
+                keys = ("step", "exp_avg", "exp_avg_sq")
+                self.optimizer.state[p] = {key: tensors[f"{key}.{name}"] for key in keys if f"{key}.{name}" in tensors}
+        self.step = saved["step"]
+
+    def _check_same(self, saved: Mapping[str, Any]) -> None:
+        now = asdict(self.tuning)
+        changed = [
+            f"{name} was {saved.get(name)}, now {value}" for name, value in now.items() if saved.get(name) != value
+        ]
+        if changed:
+            raise UsageError(f"{self.folder} was begun with other settings: {'; '.join(changed)}; use another --out")
