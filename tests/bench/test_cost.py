@@ -97,6 +97,22 @@ def test_what_is_done_per_token_or_lag_is_left_out(encoding, missing, dense_atte
     assert 1 - missing < found < 1
 
 
+@pytest.mark.parametrize(
+    ("encoding", "weights"),
+    [
+        *[("alibi", 0), ("t5", 0), ("cope", 0)],
+        ("transformer-xl", 48),  # a query with one vector per lag, over all channels
+        ("fire", 32 + 32 * 6),
+        ("dape-alibi", (12 + 6) * 32),
+        ("dape-rope", (6 + 6) * 32),
+        ("dape-v2-alibi", 3 * (12 + 6) * 32),
+    ],
+)
+def test_weights_applied_at_each_pair(encoding, weights):
+    """Six heads of eight channels, 32 hidden units."""
+    assert cost.pair_weights(with_encoding(encoding)) == weights
+
+
 def test_operations_by_hand():
     """Two layers of width 8 with 2 heads, D = 4, five tokens: 15 pairs, f has (4 + 2) x 4 weights."""
     config = DecoderConfig(

@@ -81,12 +81,13 @@ def test_a_step_of_one_model_leaves_the_parameters_of_the_others_alone(trainees)
 
 
 def test_models_repeat_and_leave_the_random_state_alone():
-    torch.manual_seed(17)
-    before = torch.get_rng_state()
-    first, second = (
-        make_trainees(make_trunk(WORKLOAD, 9), ("kerple",), (1,), WORKLOAD, 9)["kerple", 1] for _ in range(2)
-    )
-    assert torch.equal(torch.get_rng_state(), before)
+    made = []
+    for state in (17, 18):  # what the global state was must not matter
+        torch.manual_seed(state)
+        before = torch.get_rng_state()
+        made += make_trainees(make_trunk(WORKLOAD, 9), ("kerple",), (1,), WORKLOAD, 9).values()
+        assert torch.equal(torch.get_rng_state(), before)
+    first, second = made
     assert all(torch.equal(a, b) for a, b in zip(first.parameters, second.parameters, strict=True))
 
 
@@ -322,6 +323,15 @@ def test_a_single_round_shows_no_range():
     assert line.split() == ["step", "dape-kerple", "1000", "2500", "~35500", "~1.00", "1.00", "~1.48", "1.18"]
 
 
+def test_every_length_has_its_lines():
+    slow = {case: [2 * s for s in seconds] for case, seconds in SAMPLES.items()}
+    text = shown(make_rows(SAMPLES, GROUP) + make_rows(slow, replace(GROUP, length=1024)))
+    found = [line.split() for line in text if "step " in line and "kerple  " in line]
+    expected = [("512", "kerple", "1000"), ("512", "dape-kerple", "1000")]
+    expected += [("1024", "kerple", "2000"), ("1024", "dape-kerple", "2000")]
+    assert [(line[0], line[2], line[3]) for line in found] == expected
+
+
 def test_notes_and_lengths_get_columns_where_there_are_any():
     def headers(found):
         return [str(column.header) for column in make_table(found, "").columns]
@@ -388,6 +398,25 @@ def test_what_does_not_fit_is_said_and_nothing_is_an_error(capsys, tmp_path):
     report = report_of(tmp_path, memory_limit_gb=0.006)
     assert {r["pass"] for r in report["rows"]} == {"forward", "forward_backward"}
     assert len(report["config"]["skipped"]) == 1
+
+
+def test_options_reach_the_models(monkeypatch):
+    """Not only the report: a row that says bfloat16 was computed in it."""
+    workloads, halves = [], []
+    trunk, planned = model_measure.make_trunk, model.plan
+    monkeypatch.setattr(model_measure, "make_trunk", lambda w, length: workloads.append(w) or trunk(w, length))
+    monkeypatch.setattr(model, "plan", lambda *args, **given: halves.append(given["half"]) or planned(*args, **given))
+    for precision in ("bf16", "fp32"):
+        options = {**TINY, "passes": ("forward",), "layers": (1, 3), "batch": 2, "seed": 5, "vocabulary": 31}
+        measure(ModelBench(**options, precision=precision), lambda _: None)
+    assert [w.precision for w in workloads] == ["bfloat16", "float32"] and halves == [True, False]
+    assert {(w.layers, w.batch, w.seed, w.vocabulary, w.width, w.heads) for w in workloads} == {(3, 2, 5, 31, 128, 8)}
+
+
+def test_mixed_precision_needs_a_rounded_copy_of_the_weights():
+    full, half = (bytes_needed(SHAPE, (1, 2), 512, "step", **{**CASE, "half": h}) for h in (False, True))
+    saved = 512 * (2 * (68 - 46) * 4096 - 4 * 50304)  # activations are smaller, logits larger
+    assert half - full == 2 * dense_parameters(replace(SHAPE, layers=2)) - saved
 
 
 def test_threads_are_used_and_restored():
