@@ -1,15 +1,33 @@
 """DAPE inside models of the ``transformers`` library. Needs the extra ``hf``: ``pip install 'dape[hf]'``.
 
 ``extend`` puts an adapter into a model that exists already; ``save_adapter`` and ``load_adapter`` keep it apart from
-the model, in kilobytes.
+the model, in kilobytes. ``DapeForCausalLM`` is our own language model as one of the library's; importing this package
+makes it known to ``AutoConfig`` and ``AutoModelForCausalLM``.
 """
 
 try:
-    import transformers  # noqa: F401
+    import transformers
 except ImportError as error:
     raise ImportError("dape.hf needs the transformers library: pip install 'dape[hf]'") from error
 
 from dape.hf.adapter import Adapter, adapter_of, extend, project_, remove
+from dape.hf.config import DapeConfig
 from dape.hf.files import load_adapter, save_adapter
+from dape.hf.model import DapeForCausalLM
+from dape.hf.training import ProjectPositions
 
-__all__ = ["Adapter", "adapter_of", "extend", "load_adapter", "project_", "remove", "save_adapter"]
+transformers.AutoConfig.register(DapeConfig.model_type, DapeConfig, exist_ok=True)
+transformers.AutoModelForCausalLM.register(DapeConfig, DapeForCausalLM, exist_ok=True)
+
+__all__ = [
+    "Adapter",
+    "DapeConfig",
+    "DapeForCausalLM",
+    "ProjectPositions",
+    "adapter_of",
+    "extend",
+    "load_adapter",
+    "project_",
+    "remove",
+    "save_adapter",
+]
