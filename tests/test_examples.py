@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
-SAYS = {"01_wrap_your_bias": "computed by lag tables", "02_drop_in_attention": "cached decoding differs"}
+SAYS = {
+    "01_wrap_your_bias": "computed by lag tables",
+    "02_drop_in_attention": "cached decoding differs",
+    "04_adapter": "with an adapter of",
+}
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)

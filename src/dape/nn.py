@@ -1,0 +1,86 @@
+"""Layers for a model of your own, without any other library.
+
+``SelfAttention`` stands where ``torch.nn.MultiheadAttention(..., batch_first=True)`` stood, and knows positions.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from dape.models.cache import LayerCache
+from dape.ops.attention import attention
+from dape.ops.attention.operator import Impl
+from dape.positional.build import build
+
+__all__ = ["LayerCache", "SelfAttention"]
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with any encoding of the catalogue: ``[batch, tokens, width]`` in and out.
+
+    ``num_kv_heads`` fewer than ``num_heads`` share keys and values (grouped-query attention). Options of the encoding
+    follow by name, for instance ``hidden=16``. Encodings that are added to embeddings (sinusoidal, learned) do nothing
+    here: call ``layer.encoding.embed(x, positions)`` where the embeddings are made.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        encoding: str = "dape-kerple",
+        *,
+        train_length: int,
+        causal: bool = True,
+        num_kv_heads: int | None = None,
+        bias: bool = True,
+        impl: Impl = "auto",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        groups = num_heads if num_kv_heads is None else num_kv_heads
+        if width % num_heads:
+            raise ValueError(f"width {width} cannot be divided into {num_heads} heads of equal width")
+        if groups < 1 or num_heads % groups:
+            raise ValueError(f"num_heads {num_heads} is not a multiple of num_kv_heads {num_kv_heads}")
+        self.causal, self.head_dim = causal, width // num_heads
+        self.impl: Impl = impl
+        self.q = nn.Linear(width, width, bias=bias)
+        self.k, self.v = (nn.Linear(width, groups * self.head_dim, bias=bias) for _ in range(2))
+        self.out = nn.Linear(width, width, bias=bias)
+        self.encoding = build(
+            encoding, num_heads=num_heads, head_dim=self.head_dim, model_dim=width, train_length=train_length, **options
+        )
+
+    @classmethod
+    def from_multihead(cls, layer: nn.MultiheadAttention, encoding: str = "nope", **settings: Any) -> "SelfAttention":
+        """With the weights of PyTorch's layer: the same function for ``encoding="nope"``. Dropout is not taken over."""
+        if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
+            raise ValueError("only layers with kdim = vdim = embed_dim, without add_bias_kv and add_zero_attn")
+        has_bias = layer.in_proj_bias is not None
+        made = cls(layer.embed_dim, layer.num_heads, encoding, bias=has_bias, **settings)
+        with torch.no_grad():
+            for own, weight in zip((made.q, made.k, made.v), layer.in_proj_weight.chunk(3), strict=True):
+                own.weight.copy_(weight)
+            for own, bias in zip(
+                (made.q, made.k, made.v), layer.in_proj_bias.chunk(3) if has_bias else (), strict=has_bias
+            ):
+                own.bias.copy_(bias)
+            made.out.load_state_dict(layer.out_proj.state_dict())
+        return made.to(layer.in_proj_weight)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t m"],
+        *,
+        key_padding_mask: Bool[Tensor, "b k"] | None = None,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "b t m"]:
+        """``key_padding_mask`` is True at padding, as in PyTorch. With a ``cache``, x are new tokens behind those it
+        holds, which they see; the mask is then for all of them."""
+        q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        if cache is not None:
+            k, v = cache.append(k, v)
+        y = attention(q, k, v, self.encoding, causal=self.causal, key_padding_mask=key_padding_mask, impl=self.impl)
+        return self.out(y.transpose(1, 2).flatten(2))
