@@ -14,6 +14,8 @@ import pytest
 import dape
 from dape.cli import app, commands, main
 from dape.errors import UsageError
+from dape.models.config import DecoderConfig
+from dape.training.config import TrainConfig
 
 
 def test_version(capsys):
@@ -58,7 +60,7 @@ def test_every_command_explains_itself(capsys, command):
 
 
 def is_explained(field, text: str) -> bool:
-    if field.name in ("model", "train") and field.default is dataclasses.MISSING:  # a section: its fields are flags
+    if field.default_factory in (DecoderConfig, TrainConfig):  # a section: its fields are flags
         section = typing.get_type_hints(field.default_factory)
         return all(f"--{name.replace('_', '-')}" in text for name in section if name != "vocabulary")
     return f"--{field.name.replace('_', '-')}" in text or field.name.upper() in text
