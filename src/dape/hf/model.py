@@ -188,10 +188,14 @@ class DapeForCausalLM(PreTrainedModel, GenerationMixin):
         finally:
             self._drawn = None
 
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """``inputs_embeds`` stands here because the library looks for the name."""
         if self._undrawn:
             raise ValueError(_UNDRAWN.format(encoding=self.config.encoding))
-        return super().prepare_inputs_for_generation(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        inherited: Any = super()
+        return inherited.prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
 
     @staticmethod
     def create_masks_for_generate(*, attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
