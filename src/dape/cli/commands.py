@@ -22,7 +22,7 @@ from dape.bench.model import ModelBench
 from dape.bench.model import run as bench_model
 from dape.bench.train import TrainBench
 from dape.bench.train import run as bench_train
-from dape.cli import che, compare, evaluate, extend, generate, probe, report, reproduce, train, visualize
+from dape.cli import che, compare, evaluate, extend, generate, probe, report, reproduce, study, train, visualize
 from dape.cli.list_encodings import ListEncodings, list_encodings
 from dape.cli.prepare import Prepare, prepare
 
@@ -55,7 +55,10 @@ class Command:
         return "\n".join([self.summary, *indented, "", "Examples:", *examples])
 
 
-GROUPS = {"bench": "Measure speed and memory on this machine."}
+GROUPS = {
+    "bench": "Measure speed and memory on this machine.",
+    "study": "Experiments of our own.",
+}
 
 COMMANDS = [
     Command(
@@ -162,6 +165,16 @@ COMMANDS = [
             "llama-folder --data notes.txt --train-length 512": "an adapter from your text, measured before and after",
             "llama-folder --method dape-kerple --options variant=bias_map": "a learned map of the bias, no content",
             "llama-folder --steps 1000 --length 4096 --out runs/long": "longer, on longer sequences",
+        },
+    ),
+    Command(
+        "study adapters",
+        study.StudyAdapters,
+        study.run,
+        examples={
+            "": "seven treatments, three seeds, three lengths: an hour or two on two cores",
+            "--treatments dape-kerple map-kerple --tuned-at 256 --seeds 1": "two of them, once",
+            "--data sotu --width 256 --heads 8 --layers 6": "prose, a larger model",
         },
     ),
     Command(

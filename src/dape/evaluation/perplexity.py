@@ -115,10 +115,14 @@ def measure(
     config: EvalConfig,
     *,
     watch: Callable[[int, int, int], None] = lambda length, done, total: None,
+    longest: int | None = None,
 ) -> Iterator[Measured]:
-    """One :class:`Measured` per length, shortest first; ``watch(length, done, of how many)`` hears of windows."""
+    """One :class:`Measured` per length, shortest first; ``watch(length, done, of how many)`` hears of windows.
+
+    Windows end where the greatest length has room. ``longest``: a greater one that is measured by another call, so that
+    both score the same tokens."""
     config.check()
-    longest = max(config.lengths)
+    longest = max(longest or 0, *config.lengths)
     ends = None if config.protocol == "nonoverlap" else _ends(stream, config, longest)
     for length in sorted(set(config.lengths)):
         if ends is None:

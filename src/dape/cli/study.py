@@ -1,0 +1,153 @@
+"""``dape study adapters``: what gives a model longer reach, measured under the same conditions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from dape.cli.console import open_console
+from dape.cli.live import LiveRuns, run_shown, side_by_side, tell_failures, threads_each
+from dape.errors import UsageError
+from dape.files import check_writable_folder, locked, write_text
+from dape.study.config import DEFAULT, TREATMENTS, StudyConfig, find
+
+if TYPE_CHECKING:
+    from dape.evaluation.records import Row
+    from dape.study.plan import Study
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyAdapters:
+    """Longer reach for a rotary model: adapters, interpolation and fine-tuning side by side.
+
+    Trains small Llama models at a short length, then treats each in many ways with the same steps on the same text,
+    and measures perplexity far beyond the training length. Treatments: {treatments}. Writes results.jsonl, table.md
+    and curves.png/.svg into --out. What is finished is not done again: stop at any time and give the same command.
+    """
+
+    treatments: tuple[str, ...] = DEFAULT
+    """What is done to the models, or `all`."""
+    tuned_at: tuple[int, ...] = ()
+    """Lengths of the text for treatments that train; by default 1, 2 and 4 training lengths."""
+    seeds: int = 3
+    """Models, each treated in every way."""
+    data: str = "stdlib"
+    """Text, as for `dape compare`."""
+    out: Path = Path("runs/study-adapters")
+    """Folder of the study."""
+    jobs: int | None = None
+    """Runs side by side; by default one per core, one on a GPU."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
+    config: tyro.conf.OmitArgPrefixes[StudyConfig] = field(default_factory=StudyConfig)
+
+
+StudyAdapters.__doc__ = (StudyAdapters.__doc__ or "").replace("{treatments}", ", ".join(TREATMENTS))
+
+
+def run(config: StudyAdapters) -> int:
+    check(config)
+    with locked(config.out):
+        study = _study(config)
+        study.begin()
+        jobs = config.jobs or side_by_side(study)
+        _announce(study, jobs)
+        failures = _both_phases(study, jobs)
+        return _report(study, failures)
+
+
+def check(config: StudyAdapters) -> None:
+    for name in names_of(config):
+        find(name)
+    for name in ("seeds", "jobs"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} must be at least 1, got {value}")
+    if config.tuned_at and min(config.tuned_at) < 2:
+        raise UsageError(f"--tuned-at must be at least 2, got {min(config.tuned_at)}")
+    config.config.check()
+    check_writable_folder(config.out, "--out")
+
+
+def names_of(config: StudyAdapters) -> tuple[str, ...]:
+    if not config.treatments:
+        raise UsageError(f"--treatments needs at least one of: {', '.join(TREATMENTS)}")
+    return tuple(TREATMENTS) if config.treatments == ("all",) else tuple(dict.fromkeys(config.treatments))
+
+
+def _study(config: StudyAdapters) -> "Study":
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise UsageError("dape study adapters needs the transformers library: pip install 'dape[hf]'") from error
+    from dape.cli.devices import use_device
+    from dape.data.corpora import open_data
+    from dape.study.plan import Study
+
+    device = str(use_device(config.device))
+    corpus = open_data(config.data, out=config.out / "data")
+    length = config.config.train_length
+    return Study(
+        out=config.out,
+        config=config.config,
+        treatments=names_of(config),
+        lengths=tuple(sorted(set(config.tuned_at))) or (length, 2 * length, 4 * length),
+        seeds=config.seeds,
+        data=str(corpus.folder.resolve()),
+        data_name=corpus.name,
+        data_hash=corpus.hash,
+        device=device,
+    )
+
+
+def _announce(study: "Study", jobs: int) -> None:
+    config, runs = study.config, study.runs()
+    done = sum(map(study.finished, runs))
+    finished = f", {done} of them already finished" if done else ""
+    print(
+        f"{len(runs)} runs{finished}, {jobs} at a time, into {study.out}\n"
+        f"models: {config.layers} layers, width {config.width}, {config.heads} heads, {config.base_steps} steps at "
+        f"{config.train_length} tokens of {study.data_name}\n"
+        f"treatments: {config.steps} steps of {config.tokens} tokens, at {', '.join(map(str, study.lengths))}\n"
+        f"test: {', '.join(map(str, config.lengths))} tokens, {config.windows} windows",
+        flush=True,
+    )
+
+
+def _both_phases(study: "Study", jobs: int) -> dict[str, str]:
+    """The models first: everything else begins with them."""
+    threads = threads_each(jobs)
+    failures = run_shown(replace(study, bases_only=True), LiveStudy, jobs=jobs, threads=threads)
+    return failures or run_shown(study, LiveStudy, jobs=jobs, threads=threads)
+
+
+class LiveStudy(LiveRuns):
+    def _found(self, rows: "list[Row]") -> str:
+        return "perplexity " + " ".join(f"{row.length}: {row.value:.4g}" for row in rows)
+
+    def _tables(self) -> Sequence[Any]:
+        from dape.report.reproduction import labelled
+        from dape.report.tables import terminal_table
+
+        return [terminal_table(labelled(self._rows), width=self._console.width)] if self._rows else []
+
+
+def _report(study: "Study", failures: dict[str, str]) -> int:
+    """Files first, then the terminal."""
+    from dape.report.figures import perplexity_figure, save_figure
+    from dape.report.reproduction import labelled
+    from dape.report.tables import markdown_table, terminal_table
+
+    rows = labelled(study.collect())
+    tell_failures(failures)
+    if not rows:
+        return 1
+    methods = list(dict.fromkeys(row.method for row in rows))
+    write_text(study.out / "table.md", markdown_table(rows, methods=methods))
+    save_figure(perplexity_figure(rows, methods=methods), study.out / "curves")
+    console = open_console()
+    console.print(terminal_table(rows, methods=methods, width=console.width))
+    print(f"wrote results.jsonl, table.md, curves.png, curves.svg in {study.out}")
+    return 1 if failures else 0

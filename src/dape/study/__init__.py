@@ -1,0 +1,1 @@
+"""What gives an existing model longer reach: adapters, interpolation of its rotation, fine-tuning, side by side."""

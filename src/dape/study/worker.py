@@ -1,0 +1,202 @@
+"""One run of a study, as a child process: train the model, or treat it; measure; write the rows.
+
+python -m dape.study.worker RUN       reads RUN/job.json, writes RUN/rows.jsonl last
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dape.evaluation.config import EvalConfig
+from dape.files import write_text
+from dape.study.config import StudyConfig, Treatment, find
+from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised
+
+BASE = "base"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    config: StudyConfig
+    treatment: str
+    length: int
+    seed: int
+    base: str
+    """Folder of the model."""
+    data: str
+    data_hash: str
+    device: str
+    threads: int
+
+    @classmethod
+    def read(cls, folder: Path) -> "Job":
+        given = read_job(folder)
+        return cls(config=StudyConfig(**given.pop("config")), **given)
+
+
+def main(folder: Path) -> int:
+    return supervised(folder, _work)
+
+
+def _work(folder: Path, stop: Callable[[], bool]) -> int:
+    import torch
+
+    from dape.data.store import Corpus
+
+    job = Job.read(folder)
+    torch.set_num_threads(job.threads)
+    corpus = Corpus.open(Path(job.data))
+    if corpus.hash != job.data_hash:
+        raise ValueError(f"{job.data} has changed since the study was begun")
+    torch.manual_seed(job.seed)
+    model = new_model(job, corpus.tokenizer.vocabulary) if job.treatment == BASE else treated(job)
+    if not _trained(job, model.to(job.device), corpus, folder, stop):
+        return STOPPED
+    if job.treatment == BASE:
+        model.save_pretrained(folder / "model")
+    return _evaluate(job, model.eval(), corpus, folder, stop)
+
+
+# The models ----------------------------------------------------------------------------------------------------------
+
+
+def new_model(job: Job, vocabulary: int) -> Any:
+    """A Llama of the library, untrained."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = job.config
+    shape = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=config.width,
+        intermediate_size=4 * config.width,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        max_position_embeddings=config.train_length,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return LlamaForCausalLM(shape)
+
+
+def treated(job: Job) -> Any:
+    from transformers import LlamaForCausalLM
+
+    from dape.hf.adapter import extend
+
+    treatment = find(job.treatment)
+    model: Any = LlamaForCausalLM.from_pretrained(job.base, local_files_only=True)
+    if treatment.scaling and treatment.trained != "nothing":
+        scale_rotation(model, treatment.scaling, job.config.reach, job.config.train_length)
+    if treatment.method:
+        options = treatment.options
+        extend(model, treatment.method, rope=treatment.rope, train_length=job.config.train_length, **options)
+    return model
+
+
+def scale_rotation(model: Any, kind: str, factor: float, train_length: int) -> None:
+    """As the library does it for a model that says so in its configuration."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = model.config
+    plain = {"rope_type": "default", "rope_theta": config.rope_parameters["rope_theta"]}
+    scaled = {**plain, "rope_type": kind, "factor": float(factor), "original_max_position_embeddings": train_length}
+    config.rope_parameters = scaled if factor > 1 else plain
+    model.model.rotary_emb = LlamaRotaryEmbedding(config).to(model.device)
+
+
+# Training ------------------------------------------------------------------------------------------------------------
+
+
+def _trained(job: Job, model: Any, corpus: Any, folder: Path, stop: Callable[[], bool]) -> bool:
+    from dape.hf.tune import Tuner, Tuning
+    from dape.training.run import Metrics
+
+    config, base = job.config, job.treatment == BASE
+    if not base and find(job.treatment).trained == "nothing":
+        return True
+    length, tokens = (config.train_length, config.base_tokens) if base else (job.length, config.tokens)
+    tuning = Tuning(
+        length=length,
+        steps=config.base_steps if base else config.steps,
+        batch=max(1, tokens // length),
+        lr=_rate(job),
+        seed=job.seed if base else 1000 + job.seed,  # other text than the model was trained on, as far as there is
+        weight_decay=0.1 if base else 0.0,
+    )
+    tuner = Tuner(model, corpus, tuning, folder)
+    metrics = Metrics(folder, after_step=tuner.step)
+
+    def watch(step: int, loss: float) -> None:
+        if step % 10 == 0 or step == tuning.steps:
+            metrics.add({"step": step, "loss": loss})
+
+    return tuner.run(watch=watch, stop=stop)
+
+
+def _rate(job: Job) -> float:
+    if job.treatment == BASE:
+        return job.config.base_lr
+    return job.config.lr if find(job.treatment).trained == "adapter" else job.config.fine_tuning_lr
+
+
+# Measuring -----------------------------------------------------------------------------------------------------------
+
+
+def _evaluate(job: Job, model: Any, corpus: Any, folder: Path, stop: Callable[[], bool]) -> int:
+    from dape.evaluation.perplexity import Subject, as_rows, measure
+    from dape.hf.scorer import Scorer
+    from dape.provenance import provenance
+
+    config = job.config
+    subject = Subject(
+        run=folder.name,
+        method="rope" if job.treatment == BASE else job.treatment,
+        seed=job.seed,
+        train_length=config.train_length,
+        step=config.base_steps,
+        data_hash=corpus.hash,
+        tokenizer=corpus.tokenizer.name,
+        variant=f"tuned at {job.length}" if job.length else "",
+        extra={**provenance(), "data": corpus.name, "device": job.device, **_facts(job, model)},
+    )
+
+    def watch(length: int, done: int, total: int) -> None:
+        write_text(folder / PROGRESS, json.dumps({"length": length, "done": done, "total": total}))
+        if stop():
+            sys.exit(STOPPED)
+
+    lines, longest = [], config.lengths[-1]
+    for evaluation in _evaluations(job, model):
+        for measured in measure(Scorer(model), corpus.validation, evaluation, watch=watch, longest=longest):
+            lines += [row.as_json() for row in as_rows(measured, subject, evaluation)]
+    write_text(folder / ROWS, "\n".join(lines) + "\n")
+    (folder / PROGRESS).unlink(missing_ok=True)
+    return 0
+
+
+def _evaluations(job: Job, model: Any) -> Iterator[EvalConfig]:
+    """All lengths at once; where nothing is trained, one after the other, each with the scaling that suits it best."""
+    config = job.config
+    every = EvalConfig(lengths=config.lengths, last_k=config.train_length, windows=config.windows)
+    treatment = None if job.treatment == BASE else find(job.treatment)
+    if treatment is None or not treatment.scaling or treatment.trained != "nothing":
+        yield every
+        return
+    for length in config.lengths:
+        scale_rotation(model, treatment.scaling, length / config.train_length, config.train_length)
+        yield replace(every, lengths=(length,))
+
+
+def _facts(job: Job, model: Any) -> dict[str, Any]:
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    treatment: Treatment | None = None if job.treatment == BASE else find(job.treatment)
+    nothing = treatment is not None and treatment.trained == "nothing"
+    about = "the model as it was trained" if treatment is None else treatment.about
+    return {"treatment": job.treatment, "about": about, "tuned_at": job.length, "trained": 0 if nothing else trained}
+
+
+if __name__ == "__main__":
+    as_process(main)

@@ -1,0 +1,174 @@
+"""``dape study adapters``: its plan, each treatment of a tiny model, and the command."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from dape.cli import main  # noqa: E402
+from dape.errors import UsageError  # noqa: E402
+from dape.evaluation.records import read_rows  # noqa: E402
+from dape.study import worker  # noqa: E402
+from dape.study.config import TREATMENTS, StudyConfig, find  # noqa: E402
+from dape.study.plan import Run, Study  # noqa: E402
+from dape.study.worker import Job, new_model, scale_rotation, treated  # noqa: E402
+from dape.sweep import pool  # noqa: E402
+from dape.sweep.pool import Task  # noqa: E402
+
+TINY = StudyConfig(
+    layers=1, width=16, heads=2, train_length=8, base_steps=2, base_tokens=32, steps=2, tokens=32, reach=4, windows=3
+)
+FLAGS = (
+    "--layers 1 --width 16 --heads 2 --train-length 8 --base-steps 2 --base-tokens 32 --steps 2 --tokens 32 --reach 4"
+)
+
+
+def job(**more) -> Job:
+    given = {"treatment": "base", "length": 0, "seed": 0, "base": "", "data": "", "data_hash": "", "device": "cpu"}
+    return Job(config=TINY, threads=1, **{**given, **more})
+
+
+def study(out: Path, **more) -> Study:
+    given = {"treatments": ("yarn", "dape-kerple"), "lengths": (8, 16), "seeds": 2, "data": "/data"}
+    return Study(out=out, config=TINY, data_name="text", data_hash="abc", **{**given, **more})
+
+
+@pytest.fixture
+def base(tmp_path) -> Path:
+    torch.manual_seed(0)
+    new_model(job(), 99).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+# The plan ------------------------------------------------------------------------------------------------------------
+
+
+def test_runs(tmp_path):
+    made = study(tmp_path)
+    names = [run.name for run in made.runs()]
+    assert names[:2] == ["base-seed0", "base-seed1"] == [r.name for r in replace(made, bases_only=True).runs()]
+    assert names[2:5] == ["yarn-seed0", "dape-kerple-at8-seed0", "dape-kerple-at16-seed0"] and len(names) == 8
+    given = made.job(Run("dape-kerple", 16, 1), threads=2)
+    assert given.base.endswith("runs/base-seed1/model") and given.threads == 2
+    assert made.effort(Run("yarn", 0, 0)).steps == 0 and set(made.effort(Run("base", 0, 0)).tests) == {8, 16, 32}
+
+
+def test_a_folder_holds_one_study(tmp_path):
+    study(tmp_path / "out").begin()
+    study(tmp_path / "out", treatments=("kerple",), seeds=3).begin()
+    with pytest.raises(UsageError, match="steps was 2, now 5"):
+        replace(study(tmp_path / "out"), config=replace(TINY, steps=5)).begin()
+
+
+def test_wrong_names():
+    with pytest.raises(UsageError, match="Did you mean 'map-kerple'"):
+        find("map-kerpel")
+    with pytest.raises(UsageError, match="--width 16 cannot be divided into --heads 3"):
+        replace(TINY, heads=3).check()
+    with pytest.raises(UsageError, match="--lr must be positive"):
+        replace(TINY, lr=0.0).check()
+
+
+# Treatments ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [t.name for t in TREATMENTS.values() if not t.scaling and t.rope == "keep"])
+def test_nothing_has_changed_before_training(name, base):
+    tokens = torch.randint(0, 99, (2, 20), generator=torch.Generator().manual_seed(0))
+    before = transformers.LlamaForCausalLM.from_pretrained(base)(tokens).logits
+    after = treated(job(treatment=name, length=16, base=str(base)))
+    torch.testing.assert_close(after(tokens).logits, before, atol=1e-5, rtol=1e-5)
+    count = sum(p.numel() for p in after.parameters() if p.requires_grad)
+    assert (count == after.num_parameters()) == (TREATMENTS[name].trained == "all")
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_scaling_is_that_of_the_library(kind, base):
+    """As if the model had been loaded with it; by 1 it is none."""
+    tokens = torch.randint(0, 99, (2, 30), generator=torch.Generator().manual_seed(0))
+    model = transformers.LlamaForCausalLM.from_pretrained(base)
+    plain = model(tokens).logits
+    scale_rotation(model, kind, 4, 8)
+    scaled = model(tokens).logits
+    config = transformers.LlamaConfig.from_pretrained(base)
+    config.rope_parameters = {
+        "rope_type": kind, "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 8
+    }  # fmt: skip
+    expected = transformers.LlamaForCausalLM.from_pretrained(base, config=config)(tokens).logits
+    torch.testing.assert_close(scaled, expected)
+    assert (scaled - plain).abs().max() > 1e-5
+    scale_rotation(model, kind, 1, 8)
+    assert torch.equal(model(tokens).logits, plain)
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> list[str]:
+    """Runs take place in this process, one after the other; their names."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    draw = random.Random(0)
+    lines = [" ".join(draw.choices(["the", "cat", "sat", "on", "mats"], k=6)) for _ in range(300)]
+    (tmp_path / "words.txt").write_text("\n".join(lines))
+    names: list[str] = []
+
+    def in_process(tasks: Sequence[Task], jobs: int, *, tick: Callable) -> Iterator[tuple[Task, int]]:
+        for task in tasks:
+            names.append(task.name)
+            tick([task])
+            yield task, worker.main(Path(task.arguments[1]))
+
+    monkeypatch.setattr(pool, "run_tasks", in_process)
+    return names
+
+
+def command(*argv: str, expect: int = 0) -> None:
+    flags = [*FLAGS.split(), "--windows", "3", "--data", "words.txt", "--out", "out", "--seeds", "1"]
+    assert main(["study", "adapters", *flags, *argv]) == expect
+
+
+def test_from_text_to_table(here):
+    names = ["yarn", "dape-kerple", "map-kerple", "kerple", "fine-tuned", "dape-kerple-no-rope", "yarn-tuned"]
+    command("--treatments", *names, "--tuned-at", "16")
+    assert here[0] == "base-seed0" and len(here) == 1 + len(names)
+    rows = read_rows(Path("out/results.jsonl"))
+    assert {row.length for row in rows} == {8, 16, 32} and len(rows) == 3 * len(here)
+    by_label = {row.label: row for row in rows if row.length == 32}
+    assert set(by_label) == {"rope", "yarn", *(f"{name} (tuned at 16)" for name in names[1:])}
+    assert len({row.value for row in by_label.values()}) == len(by_label)
+    assert by_label["dape-kerple (tuned at 16)"].extra["trained"] == 230 and by_label["yarn"].extra["trained"] == 0
+    assert "dape-kerple (tuned at 16)" in Path("out/table.md").read_text()
+    count = len(here)
+    command("--treatments", *names, "--tuned-at", "16")
+    assert len(here) == count
+    command("--treatments", "dape-nope", "--tuned-at", "8")
+    assert here[count:] == ["dape-nope-at8-seed0"]
+
+
+def test_untrained_scaling_changes_nothing_at_the_training_length(here):
+    command("--treatments", "pi", "yarn")
+    values = {(row.label, row.length): row.value for row in read_rows(Path("out/results.jsonl"))}
+    assert values["pi", 8] == values["yarn", 8] == values["rope", 8]
+    assert values["pi", 32] != values["rope", 32] != values["yarn", 32]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("--treatments yarm", "Did you mean 'yarn'"),
+        ("--seeds 0", "--seeds must be at least 1"),
+        ("--tuned-at 1", "--tuned-at must be at least 2"),
+        ("--width 17", "cannot be divided"),
+    ],
+)
+def test_wrong_arguments(argv, words, here, capsys):
+    command(*argv.split(), expect=2)
+    assert words in capsys.readouterr().err and not Path("out").exists()
