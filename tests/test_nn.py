@@ -1,5 +1,8 @@
 """``dape.nn.SelfAttention`` against PyTorch's own layer, against one sequence at a time, against its cache."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -97,3 +100,11 @@ def test_wrong_settings(settings, words):
 def test_layers_that_cannot_be_taken_over():
     with pytest.raises(ValueError, match="kdim = vdim = embed_dim"):
         SelfAttention.from_multihead(nn.MultiheadAttention(24, 4, kdim=12, batch_first=True), train_length=8)
+
+
+def test_the_example_of_the_documentation():
+    text = (Path(__file__).parents[1] / "docs" / "adapters.md").read_text()
+    names: dict = {}
+    exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-1], names)
+    assert names["y"].shape == (1, 1, 64) and names["cache"].length == 5
+    assert isinstance(names["same"], SelfAttention)
