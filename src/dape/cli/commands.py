@@ -22,7 +22,7 @@ from dape.bench.model import ModelBench
 from dape.bench.model import run as bench_model
 from dape.bench.train import TrainBench
 from dape.bench.train import run as bench_train
-from dape.cli import che, compare, evaluate, extend, generate, probe, report, reproduce, study, train, visualize
+from dape.cli import che, compare, evaluate, export, extend, generate, probe, report, reproduce, study, train, visualize
 from dape.cli.list_encodings import ListEncodings, list_encodings
 from dape.cli.prepare import Prepare, prepare
 
@@ -125,6 +125,22 @@ COMMANDS = [
         examples={
             "runs/dape-kerple-64-seed0 --prompt 'class Queue' --tokens 500": "far beyond the training length of 64",
             "runs/dape-kerple-64-seed0 --prompt 'import ' --temperature 0": "the most likely text",
+        },
+    ),
+    Command(
+        "export",
+        export.Export,
+        export.run_export,
+        examples={
+            "runs/dape-kerple-64-seed0 --out model": "for AutoModelForCausalLM.from_pretrained('model')",
+        },
+    ),
+    Command(
+        "import",
+        export.Import,
+        export.run_import,
+        examples={
+            "model --out runs/imported": "then `dape eval runs/imported --data TEXT`, `dape generate ...`",
         },
     ),
     Command(

@@ -1,0 +1,156 @@
+"""Checkpoints of ours into folders of the transformers library and back. Both ways the logits are compared.
+
+DIR/config.json, model.safetensors, generation_config.json    as the library writes them
+    tokenizer.json, tokenizer_config.json                     for AutoTokenizer
+    dape.json                                                 the run the model comes from: steps, settings, data
+    README.md                                                 model card
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from dape._version import __version__
+from dape.data.tokenizer import Tokenizer, load_tokenizer
+from dape.errors import UsageError
+from dape.files import new_folder, write_text
+from dape.hf.card import card
+from dape.hf.config import DapeConfig
+from dape.hf.model import DapeForCausalLM
+from dape.hf.tokenizer import save_tokenizer
+from dape.models.decoder import DecoderLM
+from dape.training import checkpoint as checkpoints
+from dape.training.checkpoint import Description
+from dape.training.config import TrainConfig
+
+ORIGIN = "dape.json"
+FORMAT = 1
+TOLERANCE = 1e-5
+"""Largest difference of logits that is rounding."""
+LONGEST = 256
+"""Tokens of the text that logits are compared on, at most."""
+
+
+def export(checkpoint: Path, run: Path, out: Path) -> float:
+    """Write ``out``, a folder that is not there yet or empty, and return the largest difference of logits."""
+    description = checkpoints.describe(checkpoint)
+    tokenizer = load_tokenizer(checkpoint)
+    decoder = checkpoints.load_model(checkpoint, description, torch.device("cpu")).eval()
+    with new_folder(out) as folder, quiet():
+        wrapped(decoder, tokenizer).save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
+        write_text(folder / ORIGIN, _origin(description))
+        parameters = sum(p.numel() for p in decoder.parameters())
+        write_text(folder / "README.md", card(out.resolve().name, description, parameters, run, __version__))
+        loaded, report = _load(folder)
+        _refuse_gaps(folder, report)
+        difference = _compare(decoder, loaded)
+    return difference
+
+
+def wrapped(decoder: DecoderLM, tokenizer: Tokenizer) -> DapeForCausalLM:
+    """A model of the library with the decoder's weights, that ends a text where the tokenizer's documents end."""
+    end = tokenizer.eod
+    model = DapeForCausalLM(DapeConfig.of(decoder.config, eos_token_id=end, pad_token_id=end))
+    model.model.load_state_dict(decoder.state_dict())
+    unused = list(range(tokenizer.vocabulary, decoder.config.vocabulary))
+    if unused:  # ids of a padded vocabulary, without meaning
+        model.generation_config.suppress_tokens = unused
+    return model.eval()
+
+
+def _origin(description: Description) -> str:
+    facts = {"step": description.step, "train": asdict(description.train), "data": description.data}
+    return json.dumps({"format": FORMAT, "dape": __version__, **facts}, indent=2) + "\n"
+
+
+def import_(folder: Path, out: Path, tokenizer: Tokenizer) -> tuple[Path, float]:
+    """Write a run of one checkpoint into ``out``; its path, and the largest difference of logits."""
+    with quiet():
+        model, report = _load(folder)
+    _refuse_gaps(folder, report)
+    if tokenizer.vocabulary > model.config.vocabulary:
+        raise UsageError(
+            f"{folder}: the model has {model.config.vocabulary} ids, the tokenizer {tokenizer.name} "
+            f"{tokenizer.vocabulary}; give the tokenizer it was trained with"
+        )
+    description = _description(folder, model.config, tokenizer)
+    optimizer = torch.optim.AdamW(model.model.parameters())  # the averages are not kept in the library's folders
+    with new_folder(out) as run:
+        saved = checkpoints.save(run / checkpoints.CHECKPOINTS, description, model.model, optimizer, tokenizer)
+        decoder = checkpoints.load_model(saved, checkpoints.describe(saved), torch.device("cpu")).eval()
+        difference = _compare(decoder, model)
+        name = saved.relative_to(run)
+    return out / name, difference
+
+
+def _description(folder: Path, config: DapeConfig, tokenizer: Tokenizer) -> Description:
+    """What the folder tells of its origin; little if it was trained elsewhere."""
+    path = folder / ORIGIN
+    given: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            given = json.loads(path.read_text(encoding="utf-8"))
+            if given["format"] != FORMAT:
+                raise ValueError(f"format {given['format']}, while this version of dape reads format {FORMAT}")
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} cannot be read ({error})") from error
+    data = {"name": f"unknown, imported from {folder.resolve().name}", "hash": "unknown", **given.get("data", {})}
+    return Description(
+        step=int(given.get("step", 0)),
+        model=config.for_decoder(),
+        train=TrainConfig(**given.get("train", {})),
+        data={**data, "tokenizer": tokenizer.name, "tokenizer_fingerprint": tokenizer.fingerprint},
+    )
+
+
+def _load(folder: Path) -> tuple[DapeForCausalLM, dict[str, Any]]:
+    found: Any = DapeForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+    )
+    model, report = found
+    return model.eval(), report
+
+
+def _refuse_gaps(folder: Path, report: dict[str, Any]) -> None:
+    """The library would fill them with random numbers and a note."""
+    gaps = {what: sorted(str(key) for key in report[f"{what}_keys"]) for what in ("missing", "unexpected")}
+    found = [f"{len(keys)} tensors {what} ({', '.join(keys[:3])})" for what, keys in gaps.items() if keys]
+    if found:
+        raise ValueError(f"{folder}: the weights are not those of its config.json: {'; '.join(found)}")
+
+
+def _compare(decoder: DecoderLM, model: DapeForCausalLM) -> float:
+    """The largest difference of logits on a random text of the training length."""
+    length = min(decoder.config.train_length, LONGEST)
+    text = torch.randint(decoder.config.vocabulary, (2, length), generator=torch.Generator().manual_seed(0))
+
+    def seed() -> torch.Generator:  # of randomised positions
+        return torch.Generator().manual_seed(1)
+
+    with torch.no_grad(), model.drawn(length, seed()):
+        expected = decoder(text, encodings=decoder.drawn_encodings(length, seed()))
+        difference = (model(text).logits - expected).abs().max().item()
+    if not difference <= TOLERANCE:  # NaN too
+        raise ValueError(f"logits differ by {difference:.1e} between the two models, more than {TOLERANCE:.0e}")
+    return difference
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the library's progress bars and reports: what matters of them is checked here."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
