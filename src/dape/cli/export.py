@@ -34,18 +34,18 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """Turn a folder of Hugging Face transformers back into a run for `dape eval` and `dape generate`.
+    """Turn a folder of Hugging Face transformers back into a run of ours.
 
-    For models of type dape: those of `dape export`, also after training in transformers. The logits of both models
-    are compared on the way. Needs the extra hf; nothing is downloaded.
+    For `dape eval` and `dape generate`. The model must be of type dape: one of `dape export`, also after training in
+    transformers. The logits of both models are compared on the way. Needs the extra hf; nothing is downloaded.
     """
 
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Folder with config.json and model.safetensors."""
     out: Path
     """Run to write; must not exist, or be empty."""
     tokenizer: str | None = None
-    """bytes or a tokenizer.json, where DIR has no tokenizer of its own."""
+    """bytes or a tokenizer.json, where MODEL has no tokenizer of its own."""
 
 
 def run_export(config: Export) -> int:

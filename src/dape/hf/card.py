@@ -66,7 +66,7 @@ def _facts(description: Description, parameters: int, run: Path) -> dict[str, st
     model, train, data = description.model, description.train, description.data
     seen = description.step * train.batch * model.train_length
     facts = {
-        "shape": f"{model.layers} layers of width {model.width}, {model.heads} heads, {parameters:,} parameters",
+        "shape": f"layers: {model.layers}, width: {model.width}, heads: {model.heads}, {parameters:,} parameters",
         "data": f"{data.get('name', 'unknown')} (hash {str(data.get('hash', 'unknown'))[:12]})",
         "tokenizer": f"{data.get('tokenizer', 'unknown')}, {model.vocabulary} ids",
         "training": f"{description.step} steps of {train.batch} sequences, {seen:,} tokens, seed {train.seed}",
