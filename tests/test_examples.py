@@ -11,6 +11,7 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 SAYS = {
     "01_wrap_your_bias": "computed by lag tables",
     "02_drop_in_attention": "cached decoding differs",
+    "03_hugging_face": "logits are the same: True",
     "04_adapter": "with an adapter of",
 }
 
