@@ -148,6 +148,11 @@ def claims_table(judged: Sequence[Judged]) -> str:
 
 
 def _details(each: Judged) -> str:
-    return (
-        f"**{each.claim.statement}** ({each.claim.source})\n\n- here: {each.ours.detail}\n- paper: {each.paper.detail}"
-    )
+    claim = each.claim
+    sides = [f"- {side}\n{_bullets(found.detail)}" for side, found in (("here", each.ours), ("paper", each.paper))]
+    return "\n\n".join([f"**{claim.statement}** ({claim.source})", "\n".join(sides)])
+
+
+def _bullets(detail: str) -> str:
+    """One for each pair of methods."""
+    return "\n".join(f"  - {part}" for part in detail.split("; "))

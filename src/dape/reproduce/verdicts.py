@@ -123,7 +123,7 @@ def _intervals(found: Sequence[Comparison]) -> str:
     """One seed: what resampling of its windows says."""
     resampled = [each for each in found if each.test == "bootstrap" and each.ci]
     clear = [each for each in resampled if each.ci and each.ci[1] < 0]
-    return f"; windows of the one seed agree at {len(clear)} of {len(resampled)} lengths" if resampled else ""
+    return f", windows of the one seed agree at {len(clear)} of {len(resampled)} lengths" if resampled else ""
 
 
 # Tasks ---------------------------------------------------------------------------------------------------------------
