@@ -55,9 +55,15 @@ def test_a_padded_text_is_the_text_alone(name, rows):
             torch.testing.assert_close(found[index, rows[index]], model(text[None], encodings=drawn)[0])
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n.split("-")[-1] not in ("pi", "yarn")])
-def test_padded_texts_are_continued_with_a_cache(name):
-    model, (tokens, padding) = tiny(name), batch(LEFT)
+# The stretch of pi and yarn grows with the text, so what was computed earlier is not what a later pass computes.
+CACHED = [name for name in NAMES if name.split("-")[-1] not in ("pi", "yarn")]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [(name, rows) for name in CACHED for rows in (LEFT, BROKEN) if rows == LEFT or "v2" not in name]
+)
+def test_padded_texts_are_continued_with_a_cache(name, rows):
+    model, (tokens, padding) = tiny(name), batch(rows)
     drawn = model.drawn_encodings(20, torch.Generator().manual_seed(0))
     more = torch.randint(11, (3, 4), generator=torch.Generator().manual_seed(9))
     cache, parts = Cache(2), []
