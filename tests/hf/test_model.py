@@ -287,6 +287,17 @@ def test_positions_that_a_cache_cannot_keep_are_refused():
         model(tokens(), position_ids=positions[:, :4])
 
 
+@pytest.mark.parametrize("at_padding", [0, 1, 99])
+def test_positions_of_padding_do_not_matter(at_padding):
+    """Programs fill in different numbers; those of text agree with the mask, also for a cache."""
+    model, mask = tiny("dape-fire"), torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, at_padding)
+    with torch.no_grad():
+        expected = model(tokens(), attention_mask=mask, use_cache=True).logits
+        found = model(tokens(), attention_mask=mask, position_ids=positions, use_cache=True).logits
+    assert torch.equal(found, expected)
+
+
 def test_masks_of_other_forms_are_refused():
     model = tiny()
     for mask in (torch.ones(2, 1, 7, 7), torch.ones(2, 6), torch.ones(1, 7)):
