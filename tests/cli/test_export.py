@@ -23,7 +23,7 @@ from dape.cli import main
 from dape.data.corpora import open_data
 from dape.data.tokenizer import LibraryTokenizer, load_tokenizer
 from dape.hf import convert
-from dape.hf.tokenizer import byte_level_json, is_byte_level, save_tokenizer
+from dape.hf.tokenizer import byte_level_json, is_byte_level, open_exported, save_tokenizer
 from dape.models.generate import Sampling, generate
 from dape.training import checkpoint as checkpoints
 
@@ -254,6 +254,15 @@ def test_a_model_trained_in_the_library(exported, tmp_path):
         own.eod == tokenizer.eos_token_id
         and own.encode("abc <|endoftext|>").tolist() == (tokenizer("abc <|endoftext|>")["input_ids"])
     )
+
+
+@pytest.mark.parametrize("mark", ["<end>", {"content": "<end>", "lstrip": False}])
+def test_the_end_of_a_document_is_the_librarys_end_of_text(tmp_path, mark):
+    content = json.loads(byte_level_json())
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 257, "content": "<end>"})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": mark}))
+    assert open_exported(tmp_path).eod == 257
 
 
 def test_bytes_are_recognised(exported, tmp_path):
