@@ -377,4 +377,6 @@ def _strokes(curves: Sequence[Curve]) -> str:
     used = [meaning for stroke, meaning in meanings.items() if any(curve.look.stroke == stroke for curve in curves)]
     if not any(curve.look.adapted for curve in curves):
         return ""
-    return f"{'; '.join(used).capitalize()}; one colour per base encoding.".replace("dape", "DAPE")
+    # Variants of one method have a colour each.
+    shared = [] if any(" (" in curve.method for curve in curves) else ["one colour per base encoding"]
+    return f"{'; '.join([*used, *shared]).capitalize()}.".replace("dape", "DAPE")
