@@ -45,7 +45,8 @@ def test_a_result_folder(tmp_path, capsys):
 
 def test_a_folder_of_folders(tmp_path, capsys):
     assert main(["report", str(RESULTS), "--out", str(tmp_path / "all.html")]) == 0
-    assert "3 sections" in capsys.readouterr().out
+    count = len(list(RESULTS.rglob("results.jsonl")))
+    assert f"{count} sections" in capsys.readouterr().out and count > 1
     page = (tmp_path / "all.html").read_text()
     assert page.index("Chomsky-hierarchy tasks on two cores") < page.index("Associative recall")
     assert [file.name for file in tmp_path.iterdir()] == ["all.html"]

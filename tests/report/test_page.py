@@ -200,11 +200,9 @@ def test_tasks_by_methods_are_those_of_the_benchmark():
     block = task_block(panel, load("A2"))
     config = CheConfig(lengths=tuple(sorted({row.length for row in rows})))
     methods = [look["name"] for look in block.series]
-    scores = {
-        (s.task, s.method): s
-        for s in summarise(rows, config, tasks=["bucket_sort", "stack_manipulation"], methods=methods, rates=[0.001])
-    }
-    assert len(block.tables[0].lines) == len(scores) + 1  # and missing_duplicate_string
+    tasks = list(dict.fromkeys(row.extra["task"] for row in rows))
+    scores = {(s.task, s.method): s for s in summarise(rows, config, tasks=tasks, methods=methods, rates=[0.001])}
+    assert len(block.tables[0].lines) == len(scores) > 20
     lines = {(line[0].text, line[1].text): line for line in block.tables[0].lines}
     alibi = lines["Bucket Sort", "dape-alibi"]
     assert alibi[2].text == as_text(scores["bucket_sort", "dape-alibi"].mean, "accuracy") and alibi[3].text == "2"
