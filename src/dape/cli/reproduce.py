@@ -24,7 +24,7 @@ class Reproduce:
     """Repeat an experiment of the paper, at its scale or a smaller one, and judge its claims.
 
     Trains whatever the experiment compares, under the same conditions, evaluates it, and puts the paper's numbers
-    beside ours. Writes results.jsonl, table.md, figures, claims.md and claims.json into --out. What is finished is not
+    beside ours. Writes results.jsonl, tables.md, figures, claims.md and claims.json into --out. What is finished is not
     done again: stop at any time and give the same command.
     """
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,7 +22,6 @@ from dape.training.optim import learning_rate
 
 WEIGHTS, STATE = "tuning.safetensors", "tuning.json"
 SAVE_SECONDS = 60.0
-Trained = Literal["adapter", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
