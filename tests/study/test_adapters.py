@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +13,14 @@ transformers = pytest.importorskip("transformers")
 
 from dape.cli import main  # noqa: E402
 from dape.errors import UsageError  # noqa: E402
-from dape.evaluation.records import read_rows  # noqa: E402
-from dape.study import worker  # noqa: E402
+from dape.evaluation.probe.mqar import Sequences  # noqa: E402
+from dape.evaluation.records import Row, read_rows  # noqa: E402
+from dape.hf.tune import Tuning  # noqa: E402
+from dape.report.study import comparison  # noqa: E402
+from dape.study import tasks, worker  # noqa: E402
 from dape.study.config import TREATMENTS, StudyConfig, find  # noqa: E402
 from dape.study.plan import Run, Study  # noqa: E402
+from dape.study.tasks import RecallTask  # noqa: E402
 from dape.study.worker import Job, new_model, scale_rotation, treated  # noqa: E402
 from dape.sweep import pool  # noqa: E402
 from dape.sweep.pool import Task  # noqa: E402
@@ -41,7 +46,7 @@ def study(out: Path, **more) -> Study:
 @pytest.fixture
 def base(tmp_path) -> Path:
     torch.manual_seed(0)
-    new_model(job(), 99).save_pretrained(tmp_path / "model")
+    new_model(job(), SimpleNamespace(vocabulary=99, begin=lambda model: None)).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -167,8 +172,75 @@ def test_untrained_scaling_changes_nothing_at_the_training_length(here):
         ("--seeds 0", "--seeds must be at least 1"),
         ("--tuned-at 1", "--tuned-at must be at least 2"),
         ("--width 17", "cannot be divided"),
+        ("--task recall", "--train-length 8 is too short for 8 pairs"),
     ],
 )
 def test_wrong_arguments(argv, words, here, capsys):
     command(*argv.split(), expect=2)
     assert words in capsys.readouterr().err and not Path("out").exists()
+
+
+# Recall --------------------------------------------------------------------------------------------------------------
+
+
+RECALL = "--task recall --train-length 25 --pairs 5 --reach 2 --base-steps 3 --seeds 2 --tuned-at 50"
+
+
+def test_recall_from_pairs_to_table(here, capsys):
+    """No text is needed; accuracy at every length, whole and by depth; two seeds make a test of the difference."""
+    command(*RECALL.split(), "--treatments", "yarn", "dape-kerple", "map-kerple", "--data", "nowhere.txt", expect=0)
+    rows = read_rows(Path("out/results.jsonl"))
+    assert {(row.protocol, row.metric, row.tokenizer) for row in rows} == {("mqar", "accuracy", "mqar:32")}
+    whole = [row for row in rows if "depth" not in row.extra]
+    assert len(whole) == 2 * 4 * 2 and {row.length for row in rows} == {25, 50}
+    text = Path("out/table.md").read_text()
+    assert "Tuned at 50 tokens:" in text and "| map-kerple |" in text and "points of accuracy" in text
+    assert Path("out/curves.png").stat().st_size > 10_000
+    assert "accuracy 25:" in capsys.readouterr().err
+
+
+def test_recall_lessons_are_for_answers_alone():
+    """The loss is that of the values after the keys; a model that knows the task is not given short sequences first."""
+    task = RecallTask(replace(TINY, task="recall", train_length=40, pairs=2))
+    tuning = Tuning(length=40, steps=10, batch=2, seed=3)
+    seen: list[Sequences] = []
+
+    class Model(torch.nn.Module):
+        """Certain of the answer at every key that is asked for, undecided elsewhere."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def logits(scorer: object, batch: Sequences, generator: object) -> torch.Tensor:
+        seen.append(batch)
+        return 50.0 * torch.nn.functional.one_hot(torch.from_numpy(batch.answers.copy()), task.vocabulary).float()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "Scorer", lambda model: model)
+        patch.setattr(tasks, "answer_logits", logits)
+        for scratch in (True, False):
+            losses = [task.lessons(tuning, from_scratch=scratch).loss(Model(), step).item() for step in range(10)]
+            assert max(losses) < 1e-6
+    first, then = ([batch.tokens.shape[1] for batch in part] for part in (seen[:10], seen[10:]))
+    assert max(first[:3]) < 30 and max(then[:10]) > 30 and first != then
+
+
+# The comparison ------------------------------------------------------------------------------------------------------
+
+
+def row(method: str, seed: int, value: float, metric: str = "perplexity", tuned: int = 16) -> Row:
+    return Row(
+        run=f"{method}-{seed}", method=method, seed=seed, train_length=8, length=32, metric=metric, value=value,
+        scored_tokens=9, protocol="x", data_hash="y", extra={"tuned_at": tuned, "data": "text"},
+    )  # fmt: skip
+
+
+def test_comparison_by_hand():
+    """Geometric mean of 4/5 and 9/10 is 0.8485; t of the two logarithms is 2.79, p = 0.219."""
+    values = {"dape-kerple": (4.0, 9.0), "kerple": (5.0, 10.0)}
+    rows = [row(method, seed, value) for method, both in values.items() for seed, value in enumerate(both)]
+    assert "| kerple | -15.1 (p = 0.22) |" in comparison(rows)
+    points = [replace(each, metric="accuracy", value=each.value / 10) for each in rows]
+    assert "| kerple | -10.0 |" in comparison(points)  # the same difference twice: no test
+    assert comparison([r for r in rows if r.method == "kerple"]) == ""

@@ -205,14 +205,14 @@ def _train(config: Extend, model: "nn.Module", corpus: "Corpus", length: int) ->
 
     from dape.hf import save_adapter
     from dape.hf.adapter import adapter_parameters
-    from dape.hf.tune import Tuner, Tuning
+    from dape.hf.tune import TextLessons, Tuner, Tuning
     from dape.training.interrupt import Interruption
 
     tuning = Tuning(
         length=config.length or 4 * length, steps=config.steps, batch=config.batch, lr=config.lr, seed=config.seed
     )
     folder = config.out / "tuning"
-    tuner = Tuner(model, corpus, tuning, folder)
+    tuner = Tuner(model, TextLessons(corpus, tuning), tuning, folder)
     count = sum(p.numel() for p in adapter_parameters(model))
     print(f"training {count:,} numbers for {tuning.steps} steps of {tuning.batch} x {tuning.length} tokens", flush=True)
     with Interruption() as interrupted:

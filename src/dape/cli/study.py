@@ -23,8 +23,9 @@ class StudyAdapters:
     """Longer reach for a rotary model: adapters, interpolation and fine-tuning side by side.
 
     Trains small Llama models at a short length, then treats each in many ways with the same steps on the same text,
-    and measures perplexity far beyond the training length. Treatments: {treatments}. Writes results.jsonl, table.md
-    and curves.png/.svg into --out. What is finished is not done again: stop at any time and give the same command.
+    and measures perplexity far beyond the training length; or, with --task recall, how many values are still found by
+    their keys. Treatments: {treatments}. Writes results.jsonl, table.md and figures into --out. What is finished is not
+    done again: stop at any time and give the same command.
     """
 
     treatments: tuple[str, ...] = DEFAULT
@@ -34,7 +35,7 @@ class StudyAdapters:
     seeds: int = 3
     """Models, each treated in every way."""
     data: str = "stdlib"
-    """Text, as for `dape compare`."""
+    """Text, as for `dape compare`; the task recall has none."""
     out: Path = Path("runs/study-adapters")
     """Folder of the study."""
     jobs: int | None = None
@@ -83,11 +84,12 @@ def _study(config: StudyAdapters) -> "Study":
     except ImportError as error:
         raise UsageError("dape study adapters needs the transformers library: pip install 'dape[hf]'") from error
     from dape.cli.devices import use_device
-    from dape.data.corpora import open_data
     from dape.study.plan import Study
+    from dape.study.tasks import task_of
 
     device = str(use_device(config.device))
-    corpus = open_data(config.data, out=config.out / "data")
+    data = _data(config)
+    task = task_of(config.config, data)
     length = config.config.train_length
     return Study(
         out=config.out,
@@ -95,11 +97,20 @@ def _study(config: StudyAdapters) -> "Study":
         treatments=names_of(config),
         lengths=tuple(sorted(set(config.tuned_at))) or (length, 2 * length, 4 * length),
         seeds=config.seeds,
-        data=str(corpus.folder.resolve()),
-        data_name=corpus.name,
-        data_hash=corpus.hash,
+        data=data,
+        data_name=task.name,
+        data_hash=task.data_hash,
         device=device,
     )
+
+
+def _data(config: StudyAdapters) -> str:
+    """Folder of the text; none for recall, whose sequences are made up."""
+    from dape.data.corpora import open_data
+
+    if config.config.task == "recall":
+        return ""
+    return str(open_data(config.data, out=config.out / "data").folder.resolve())
 
 
 def _announce(study: "Study", jobs: int) -> None:
@@ -125,29 +136,34 @@ def _both_phases(study: "Study", jobs: int) -> dict[str, str]:
 
 class LiveStudy(LiveRuns):
     def _found(self, rows: "list[Row]") -> str:
-        return "perplexity " + " ".join(f"{row.length}: {row.value:.4g}" for row in rows)
+        whole = [row for row in rows if "depth" not in row.extra]
+        return f"{whole[0].metric} " + " ".join(f"{row.length}: {row.value:.4g}" for row in whole)
 
     def _tables(self) -> Sequence[Any]:
         from dape.report.reproduction import labelled
+        from dape.report.study import metric_of
         from dape.report.tables import terminal_table
 
-        return [terminal_table(labelled(self._rows), width=self._console.width)] if self._rows else []
+        rows = labelled(self._rows)
+        return [terminal_table(rows, metric=metric_of(rows), width=self._console.width)] if rows else []
 
 
 def _report(study: "Study", failures: dict[str, str]) -> int:
     """Files first, then the terminal."""
-    from dape.report.figures import perplexity_figure, save_figure
+    from dape.report.drawing import save_figure
     from dape.report.reproduction import labelled
+    from dape.report.study import comparison, metric_of, study_figure
     from dape.report.tables import markdown_table, terminal_table
 
-    rows = labelled(study.collect())
+    rows = study.collect()
     tell_failures(failures)
     if not rows:
         return 1
-    methods = list(dict.fromkeys(row.method for row in rows))
-    write_text(study.out / "table.md", markdown_table(rows, methods=methods))
-    save_figure(perplexity_figure(rows, methods=methods), study.out / "curves")
+    named, metric = labelled(rows), metric_of(rows)
+    table = markdown_table(named, metric=metric)
+    write_text(study.out / "table.md", "\n".join(part for part in (table, comparison(rows)) if part))
+    save_figure(study_figure(rows), study.out / "curves")
     console = open_console()
-    console.print(terminal_table(rows, methods=methods, width=console.width))
+    console.print(terminal_table(named, metric=metric, width=console.width))
     print(f"wrote results.jsonl, table.md, curves.png, curves.svg in {study.out}")
     return 1 if failures else 0

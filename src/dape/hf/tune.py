@@ -1,12 +1,12 @@
-"""Train an adapter (or all of a model, to compare) on windows of text. A step is a function of the weights and its
-number, so what was stopped goes on to the weights it would have had."""
+"""Train an adapter (or all of a model, to compare). A step is a function of the weights and its number, so what was
+stopped goes on to the weights it would have had."""
 
 import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -46,13 +46,31 @@ class Tuning:
         )
 
 
+class Lessons(Protocol):
+    """What is learned."""
+
+    def loss(self, model: nn.Module, step: int) -> Tensor: ...
+
+
+class TextLessons:
+    """The next token, in windows of text."""
+
+    def __init__(self, corpus: Corpus, tuning: Tuning) -> None:
+        self._windows = TrainingWindows(corpus.train, length=tuning.length, seed=tuning.seed)
+        self._batch = tuning.batch
+
+    def loss(self, model: nn.Module, step: int) -> Tensor:
+        tokens = torch.from_numpy(self._windows.batch(step, self._batch)).to(next(model.parameters()).device)
+        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
 class Tuner:
     """Training of what has ``requires_grad``, in a folder."""
 
-    def __init__(self, model: nn.Module, corpus: Corpus, tuning: Tuning, folder: Path) -> None:
+    def __init__(self, model: nn.Module, lessons: Lessons, tuning: Tuning, folder: Path) -> None:
         tuning.check()
-        self.model, self.tuning, self.folder = model, tuning, folder
-        self.windows = TrainingWindows(corpus.train, length=tuning.length, seed=tuning.seed)
+        self.model, self.lessons, self.tuning, self.folder = model, lessons, tuning, folder
         self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self.named:
             raise ValueError("nothing of the model is to be trained: every parameter is frozen")
@@ -76,9 +94,7 @@ class Tuner:
         return self.step == self.tuning.steps
 
     def take_step(self) -> float:
-        device = next(iter(self.named.values())).device
-        tokens = torch.from_numpy(self.windows.batch(self.step, self.tuning.batch)).to(device)
-        loss = self._loss(tokens)
+        loss = self.lessons.loss(self.model, self.step)
         if not torch.isfinite(loss):
             raise ValueError(
                 f"step {self.step + 1}: the loss is {loss.item()}; try a lower --lr than {self.tuning.lr:g}"
@@ -93,10 +109,6 @@ class Tuner:
             project_(self.model)
         self.step += 1
         return loss.item()
-
-    def _loss(self, tokens: Tensor) -> Tensor:
-        logits = self.model(input_ids=tokens[:, :-1], use_cache=False).logits
-        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     # Stopping and going on -------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dape.errors import UsageError
+from dape.evaluation.probe.config import RecallConfig
 
 Trained = Literal["nothing", "adapter", "all"]
 
@@ -60,6 +61,9 @@ def find(name: str) -> Treatment:
 class StudyConfig:
     """Everything the numbers depend on, apart from text, treatment, length and seed."""
 
+    task: Literal["text", "recall"] = "text"
+    """What the models learn: text, tested by perplexity, or recall of values by their keys, tested by accuracy."""
+
     layers: int = 4
     width: int = 128
     heads: int = 8
@@ -80,13 +84,28 @@ class StudyConfig:
     reach: int = 32
     """Evaluated up to so many training lengths."""
     windows: int = 64
+    """Of text, or sequences of pairs, per length."""
+    pairs: int = 8
+    """Most pairs in a sequence of the task recall, and in its test."""
 
     def check(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
+            if name != "task" and not value > 0:
                 raise UsageError(f"--{name.replace('_', '-')} must be positive, got {value}")
         if self.width % self.heads:
             raise UsageError(f"--width {self.width} cannot be divided into --heads {self.heads} of equal width")
+        if self.task == "recall":
+            self.recall.check()
+
+    @property
+    def recall(self) -> RecallConfig:
+        return RecallConfig(
+            lengths=self.lengths,
+            train_length=self.train_length,
+            samples=self.windows,
+            pairs=self.pairs,
+            test_pairs=(),
+        )
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -6,14 +6,16 @@ python -m dape.study.worker RUN       reads RUN/job.json, writes RUN/rows.jsonl 
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dape.evaluation.config import EvalConfig
 from dape.files import write_text
 from dape.study.config import StudyConfig, Treatment, find
 from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised
+
+if TYPE_CHECKING:
+    from dape.study.tasks import Task
 
 BASE = "base"
 
@@ -27,6 +29,7 @@ class Job:
     base: str
     """Folder of the model."""
     data: str
+    """Folder of the text, if there is one."""
     data_hash: str
     device: str
     threads: int
@@ -44,32 +47,32 @@ def main(folder: Path) -> int:
 def _work(folder: Path, stop: Callable[[], bool]) -> int:
     import torch
 
-    from dape.data.store import Corpus
+    from dape.study.tasks import task_of
 
     job = Job.read(folder)
     torch.set_num_threads(job.threads)
-    corpus = Corpus.open(Path(job.data))
-    if corpus.hash != job.data_hash:
+    task = task_of(job.config, job.data)
+    if task.data_hash != job.data_hash:
         raise ValueError(f"{job.data} has changed since the study was begun")
     torch.manual_seed(job.seed)
-    model = new_model(job, corpus.tokenizer.vocabulary) if job.treatment == BASE else treated(job)
-    if not _trained(job, model.to(job.device), corpus, folder, stop):
+    model = new_model(job, task) if job.treatment == BASE else treated(job)
+    if not _trained(job, model.to(job.device), task, folder, stop):
         return STOPPED
     if job.treatment == BASE:
         model.save_pretrained(folder / "model")
-    return _evaluate(job, model.eval(), corpus, folder, stop)
+    return _evaluate(job, model.eval(), task, folder, stop)
 
 
 # The models ----------------------------------------------------------------------------------------------------------
 
 
-def new_model(job: Job, vocabulary: int) -> Any:
+def new_model(job: Job, task: "Task") -> Any:
     """A Llama of the library, untrained."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = job.config
     shape = LlamaConfig(
-        vocab_size=vocabulary,
+        vocab_size=task.vocabulary,
         hidden_size=config.width,
         intermediate_size=4 * config.width,
         num_hidden_layers=config.layers,
@@ -78,7 +81,9 @@ def new_model(job: Job, vocabulary: int) -> Any:
         bos_token_id=None,
         eos_token_id=None,
     )
-    return LlamaForCausalLM(shape)
+    model = LlamaForCausalLM(shape)
+    task.begin(model)
+    return model
 
 
 def treated(job: Job) -> Any:
@@ -110,7 +115,7 @@ def scale_rotation(model: Any, kind: str, factor: float, train_length: int) -> N
 # Training ------------------------------------------------------------------------------------------------------------
 
 
-def _trained(job: Job, model: Any, corpus: Any, folder: Path, stop: Callable[[], bool]) -> bool:
+def _trained(job: Job, model: Any, task: "Task", folder: Path, stop: Callable[[], bool]) -> bool:
     from dape.hf.tune import Tuner, Tuning
     from dape.training.run import Metrics
 
@@ -126,7 +131,7 @@ def _trained(job: Job, model: Any, corpus: Any, folder: Path, stop: Callable[[],
         seed=job.seed if base else 1000 + job.seed,  # other text than the model was trained on, as far as there is
         weight_decay=0.1 if base else 0.0,
     )
-    tuner = Tuner(model, corpus, tuning, folder)
+    tuner = Tuner(model, task.lessons(tuning, from_scratch=base), tuning, folder)
     metrics = Metrics(folder, after_step=tuner.step)
 
     def watch(step: int, loss: float) -> None:
@@ -145,22 +150,21 @@ def _rate(job: Job) -> float:
 # Measuring -----------------------------------------------------------------------------------------------------------
 
 
-def _evaluate(job: Job, model: Any, corpus: Any, folder: Path, stop: Callable[[], bool]) -> int:
-    from dape.evaluation.perplexity import Subject, as_rows, measure
+def _evaluate(job: Job, model: Any, task: "Task", folder: Path, stop: Callable[[], bool]) -> int:
+    from dape.evaluation.perplexity import Subject
     from dape.hf.scorer import Scorer
     from dape.provenance import provenance
 
-    config = job.config
     subject = Subject(
         run=folder.name,
         method="rope" if job.treatment == BASE else job.treatment,
         seed=job.seed,
-        train_length=config.train_length,
-        step=config.base_steps,
-        data_hash=corpus.hash,
-        tokenizer=corpus.tokenizer.name,
+        train_length=job.config.train_length,
+        step=job.config.base_steps,
+        data_hash=task.data_hash,
+        tokenizer=task.tokenizer,
         variant=f"tuned at {job.length}" if job.length else "",
-        extra={**provenance(), "data": corpus.name, "device": job.device, **_facts(job, model)},
+        extra={**provenance(), "data": task.name, "device": job.device, **_facts(job, model)},
     )
 
     def watch(length: int, done: int, total: int) -> None:
@@ -168,26 +172,24 @@ def _evaluate(job: Job, model: Any, corpus: Any, folder: Path, stop: Callable[[]
         if stop():
             sys.exit(STOPPED)
 
-    lines, longest = [], config.lengths[-1]
-    for evaluation in _evaluations(job, model):
-        for measured in measure(Scorer(model), corpus.validation, evaluation, watch=watch, longest=longest):
-            lines += [row.as_json() for row in as_rows(measured, subject, evaluation)]
+    lines: list[str] = []
+    for lengths in _prepared(job, model):
+        lines += [row.as_json() for row in task.rows(Scorer(model), lengths, subject, watch=watch)]
     write_text(folder / ROWS, "\n".join(lines) + "\n")
     (folder / PROGRESS).unlink(missing_ok=True)
     return 0
 
 
-def _evaluations(job: Job, model: Any) -> Iterator[EvalConfig]:
+def _prepared(job: Job, model: Any) -> Iterator[tuple[int, ...]]:
     """All lengths at once; where nothing is trained, one after the other, each with the scaling that suits it best."""
     config = job.config
-    every = EvalConfig(lengths=config.lengths, last_k=config.train_length, windows=config.windows)
     treatment = None if job.treatment == BASE else find(job.treatment)
     if treatment is None or not treatment.scaling or treatment.trained != "nothing":
-        yield every
+        yield config.lengths
         return
     for length in config.lengths:
         scale_rotation(model, treatment.scaling, length / config.train_length, config.train_length)
-        yield replace(every, lengths=(length,))
+        yield (length,)
 
 
 def _facts(job: Job, model: Any) -> dict[str, Any]:

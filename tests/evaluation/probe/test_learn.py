@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from dape.evaluation.probe import learn
 from dape.evaluation.probe.config import RecallConfig
-from dape.evaluation.probe.learn import RecallTrainer, answer_logits, correct, measure
+from dape.evaluation.probe.learn import RecallTrainer, answer_logits, correct, measure, subject_of
 from dape.evaluation.probe.mqar import Sequences, evaluation_sequences, training_batch
 from dape.training.run import read_metrics
 
@@ -123,7 +123,8 @@ def test_rows(trainer_in, monkeypatch):
         )
 
     monkeypatch.setattr(learn, "correct", right)
-    rows = list(measure(trainer, run="kerple-seed0", extra={"cpu": "x"}, watch=seen.append))
+    subject = subject_of(trainer, run="kerple-seed0", extra={"cpu": "x"})
+    rows = list(measure(trainer.model, trainer.config, subject, watch=seen.append))
     assert seen == [40, 80]
     found = {
         (row.length, row.extra.get("depth"), row.extra.get("pairs")): (row.value, row.scored_tokens) for row in rows
@@ -148,5 +149,6 @@ def test_the_task_can_be_learned(trainer_in):
     config = replace(config, width=48, heads=2, steps=200, batch=32, lr=3e-3, samples=40)
     trainer = trainer_in(config=config)
     assert run_until(trainer, -1)
-    values = Counter({row.extra.get("depth"): row.value for row in measure(trainer, run="r", extra={})})
+    rows = measure(trainer.model.eval(), config, subject_of(trainer, run="r", extra={}))
+    values = Counter({row.extra.get("depth"): row.value for row in rows})
     assert values[None] > 0.85 and values[0.0] > 0.8 and values[1.0] > 0.8  # by chance 0.17; of the two values, 0.5

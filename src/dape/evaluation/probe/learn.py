@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dape.evaluation.perplexity import batch_size
+from dape.evaluation.perplexity import Readable, Subject, batch_size
 from dape.evaluation.probe.config import RecallConfig, depth_places
 from dape.evaluation.probe.mqar import Sequences, Symbols, data_hash, evaluation_sequences, fits, training_batch
 from dape.evaluation.records import Row
@@ -116,7 +116,7 @@ class RecallTrainer:
         return {"step": self.step, "loss": loss.item(), "accuracy": accuracy}
 
 
-def answer_logits(model: DecoderLM, sequences: Sequences, generator: torch.Generator) -> Tensor:
+def answer_logits(model: Readable, sequences: Sequences, generator: torch.Generator) -> Tensor:
     """[sequence, question, vocabulary]: predictions made at the keys of the questions."""
     tokens = torch.from_numpy(sequences.tokens[:, :-1]).to(model.embedding.weight.device)
     encodings = model.drawn_encodings(tokens.shape[1], generator)
@@ -127,36 +127,38 @@ def answer_logits(model: DecoderLM, sequences: Sequences, generator: torch.Gener
 # Testing -------------------------------------------------------------------------------------------------------------
 
 
+def subject_of(trainer: RecallTrainer, *, run: str, extra: dict[str, Any]) -> Subject:
+    config = trainer.config
+    return Subject(
+        run=run,
+        method=trainer.model.config.encoding,
+        seed=trainer.train.seed,
+        train_length=config.train_length,
+        step=trainer.step,
+        data_hash=data_hash(config),
+        tokenizer=Symbols(config.keys).name,
+        extra=extra,
+    )
+
+
 def measure(
-    trainer: RecallTrainer, *, run: str, extra: dict[str, Any], watch: Callable[[int], None] = lambda length: None
+    model: Readable, config: RecallConfig, subject: Subject, *, watch: Callable[[int], None] = lambda length: None
 ) -> Iterator[Row]:
     """Accuracy at every length: overall, by depth, and by number of pairs; ``watch(length)`` before each."""
-    config, model = trainer.config, trainer.model.eval()
     common: dict[str, Any] = {
-        "run": run,
-        "method": model.config.encoding,
-        "seed": trainer.train.seed,
-        "train_length": config.train_length,
+        **vars(subject),
         "metric": "accuracy",
         "protocol": PROTOCOL,
-        "data_hash": data_hash(config),
         "windows": config.samples,
-        "step": trainer.step,
-        "tokenizer": Symbols(config.keys).name,
     }
     for length in sorted(config.lengths):
         watch(length)
         for right, place in _tests(model, config, length):
-            yield Row(
-                length=length,
-                value=float(right.mean()),
-                scored_tokens=right.size,
-                extra={**extra, **place},
-                **common,
-            )
+            here = {"length": length, "value": float(right.mean()), "scored_tokens": right.size}
+            yield Row(**{**common, **here, "extra": {**subject.extra, **place}})
 
 
-def _tests(model: DecoderLM, config: RecallConfig, length: int) -> Iterator[tuple[np.ndarray, dict[str, float]]]:
+def _tests(model: Readable, config: RecallConfig, length: int) -> Iterator[tuple[np.ndarray, dict[str, float]]]:
     """Which answers were right, and where that was measured: nowhere in particular, at a depth, with so many pairs."""
     for pairs in sorted({config.pairs, *config.test_pairs}):
         if fits(length, pairs):
@@ -172,7 +174,7 @@ def _tests(model: DecoderLM, config: RecallConfig, length: int) -> Iterator[tupl
         yield right[sequences.places == place], {"depth": depth}
 
 
-def correct(model: DecoderLM, sequences: Sequences) -> np.ndarray:
+def correct(model: Readable, sequences: Sequences) -> np.ndarray:
     """[sequence, question]: whether the most likely token is the answer."""
     length = sequences.tokens.shape[1] - 1
     size = batch_size(model, length)

@@ -35,7 +35,7 @@ def main(folder: Path) -> int:
 def _work(folder: Path, stop: Callable[[], bool]) -> int:
     import torch
 
-    from dape.evaluation.probe.learn import RecallTrainer, measure
+    from dape.evaluation.probe.learn import RecallTrainer, measure, subject_of
     from dape.provenance import provenance
 
     job = Job.read(folder)
@@ -50,7 +50,8 @@ def _work(folder: Path, stop: Callable[[], bool]) -> int:
         if stop():
             sys.exit(STOPPED)
 
-    rows = measure(trainer, run=folder.name, extra={**provenance(), "device": job.device}, watch=watch)
+    subject = subject_of(trainer, run=folder.name, extra={**provenance(), "device": job.device})
+    rows = measure(trainer.model.eval(), job.config, subject, watch=watch)
     write_text(folder / ROWS, "".join([row.as_json() + "\n" for row in rows]))
     (folder / PROGRESS).unlink(missing_ok=True)
     return 0
