@@ -22,7 +22,21 @@ from dape.bench.model import ModelBench
 from dape.bench.model import run as bench_model
 from dape.bench.train import TrainBench
 from dape.bench.train import run as bench_train
-from dape.cli import che, compare, evaluate, export, extend, generate, probe, report, reproduce, study, train, visualize
+from dape.cli import (
+    che,
+    compare,
+    evaluate,
+    export,
+    extend,
+    generate,
+    harness,
+    probe,
+    report,
+    reproduce,
+    study,
+    train,
+    visualize,
+)
 from dape.cli.list_encodings import ListEncodings, list_encodings
 from dape.cli.prepare import Prepare, prepare
 
@@ -181,6 +195,17 @@ COMMANDS = [
             "llama-folder --data notes.txt --train-length 512": "an adapter from your text, measured before and after",
             "llama-folder --method dape-kerple --options variant=bias_map": "a learned map of the bias, no content",
             "llama-folder --steps 1000 --length 4096 --out runs/long": "longer, on longer sequences",
+        },
+    ),
+    Command(
+        "harness",
+        harness.Harness,
+        harness.run,
+        examples={
+            "model --choices questions.jsonl": "accuracy on multiple-choice questions of your own",
+            "model --text book.txt --lengths 512 2048 --last-k 256": "the last 256 tokens, as in `dape eval`",
+            "llama-folder --adapter runs/longer/adapter --text book.txt --lengths 4096": "a model with its adapter",
+            "model --include my-tasks --tasks my_task --lengths 2048 --out runs/harness": "tasks in lm-eval's YAML",
         },
     ),
     Command(

@@ -111,7 +111,13 @@ def open_corpus(given: str | None, where: Path, description: "Description") -> "
 
 
 def _open_given(spec: str, where: Path, description: "Description") -> "Corpus":
-    """Text is prepared with the model's own tokenizer, and kept in the cache."""
+    bytes_alone = description.data["tokenizer"] == "bytes"
+    tokenizer = "bytes" if bytes_alone else str(where / "tokenizer.json")
+    return open_text(spec, tokenizer, description.data["tokenizer_fingerprint"])
+
+
+def open_text(spec: str, tokenizer: str, fingerprint: str) -> "Corpus":
+    """A prepared folder as it is; text is prepared with the model's own tokenizer, and kept in the cache."""
     from dape.data.corpora import open_data
     from dape.data.sources import digest, expand
     from dape.data.store import is_prepared
@@ -119,9 +125,7 @@ def _open_given(spec: str, where: Path, description: "Description") -> "Corpus":
 
     if is_prepared(Path(spec)):
         return open_data(spec)
-    bytes_alone = description.data["tokenizer"] == "bytes"
-    tokenizer = "bytes" if bytes_alone else str(where / "tokenizer.json")
-    key = f"{digest(expand(spec, Path()).items)[:12]}-{description.data['tokenizer_fingerprint'][:12]}"
+    key = f"{digest(expand(spec, Path()).items)[:12]}-{fingerprint[:12]}"
     return open_data(spec, out=cache_folder() / f"text-{key}", tokenizer=tokenizer)
 
 

@@ -107,6 +107,16 @@ def check_out(out: Path) -> None:
 
 
 def check_model_folder(folder: Path) -> None:
+    kind = model_type(folder)
+    if kind != MODEL_TYPE:
+        raise UsageError(
+            f"{folder}: is a model of type {kind!r}, and only type {MODEL_TYPE!r} can become a run. "
+            "`dape extend` puts an encoding into other models"
+        )
+
+
+def model_type(folder: Path) -> str | None:
+    """What the folder's config.json calls the model; a folder that holds none is refused."""
     if not folder.is_dir():
         raise UsageError(
             f"{folder}: there is no such folder. A name on the Hugging Face hub is not enough, dape never goes to the "
@@ -118,9 +128,4 @@ def check_model_folder(folder: Path) -> None:
         raise UsageError(f"{folder}: has no {CONFIG}; give a folder of transformers, as `dape export` writes") from None
     except ValueError as error:
         raise UsageError(f"{folder / CONFIG}: is not JSON ({error})") from error
-    kind = given.get("model_type") if isinstance(given, dict) else None
-    if kind != MODEL_TYPE:
-        raise UsageError(
-            f"{folder}: is a model of type {kind!r}, and only type {MODEL_TYPE!r} can become a run. "
-            "`dape extend` puts an encoding into other models"
-        )
+    return given.get("model_type") if isinstance(given, dict) else None

@@ -1,0 +1,1 @@
+"""Models through lm-evaluation-harness: its own measuring of ours and of adapted ones. Needs the extra ``harness``."""

@@ -1,0 +1,220 @@
+"""Evaluate a folder of the transformers library with lm-eval: from model and tasks to result rows."""
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.evaluator import evaluate
+from lm_eval.utils import handle_non_serializable
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dape.errors import UsageError
+from dape.evaluation.records import Row
+from dape.hf import DapeForCausalLM, adapter_of, load_adapter
+from dape.hf.convert import ORIGIN, quiet
+from dape.hf.harness.reader import Reader
+from dape.hf.harness.tasks import LastK, Selected
+from dape.hf.hosts import describe
+from dape.provenance import provenance
+
+RESAMPLES = 1000
+"""For standard errors that have no formula."""
+OUR_METRICS = {"acc": "accuracy", "acc_norm": "accuracy_norm"}
+OTHER_KEYS = ("alias", "name", "sample_len", "sample_count")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model in memory, and what rows say of it."""
+
+    model: Any
+    tokenizer: Any
+    run: str
+    method: str
+    variant: str
+    seed: int
+    step: int | None
+    train_length: int
+    """Of the model or its adapter; for other models what their configuration calls max_position_embeddings."""
+
+
+def open_subject(folder: Path, adapter: Path | None, device: torch.device) -> Subject:
+    with quiet():
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except (ValueError, OSError) as error:
+            raise UsageError(f"{folder}: {error}") from error
+    if adapter is not None:
+        _put_in(model, adapter)
+    _check_ids(folder, model, tokenizer)
+    return _described(folder, model.to(device).eval(), tokenizer, adapter is not None)
+
+
+def _put_in(model: Any, adapter: Path) -> None:
+    try:
+        load_adapter(model, adapter)
+    except (ValueError, TypeError, OSError) as error:
+        raise UsageError(f"--adapter {adapter}: {error}") from error
+
+
+def _check_ids(folder: Path, model: Any, tokenizer: Any) -> None:
+    known = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > known:
+        raise UsageError(f"{folder}: its tokenizer has {len(tokenizer)} ids, the model knows {known}")
+
+
+def _described(folder: Path, model: Any, tokenizer: Any, adapted: bool) -> Subject:
+    origin = folder / ORIGIN
+    told = json.loads(origin.read_text(encoding="utf-8")) if origin.is_file() else {}
+    length = model.config.max_position_embeddings
+    method, variant = _own_encoding(model), ""
+    if isinstance(model, DapeForCausalLM):
+        method, length = model.config.encoding, model.config.train_length
+    if adapted:
+        adapter = adapter_of(model)
+        method, variant, length = adapter.method, "adapter", adapter.train_length
+    return Subject(
+        model,
+        tokenizer,
+        run=folder.resolve().name,
+        method=method,
+        variant=variant,
+        seed=told.get("train", {}).get("seed", 0),
+        step=told.get("step"),
+        train_length=length,
+    )
+
+
+def _own_encoding(model: Any) -> str:
+    """As `dape list` calls it, where that is known."""
+    try:
+        return "rope" if describe(model).rotates else "learned"
+    except ValueError:
+        return model.config.model_type
+
+
+# Evaluating ----------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    subject: Subject, selected: Selected, *, length: int, batch: int, limit: int | None
+) -> tuple[list[Row], dict[str, Any]]:
+    """Rows of ours and the results as lm-eval gives them, for one window length."""
+    with _said_once():
+        reader = Reader(subject.model, subject.tokenizer, length=length, batch=batch)
+        with _one_draw(subject.model, length):
+            results: Any = _evaluate(reader, selected, limit)
+    results["config"] = {
+        "model": "hf",
+        "model_args": {"pretrained": subject.run, "adapter": subject.variant, "max_length": length},
+        "batch_size": batch,
+        "limit": limit,
+    }
+    results["lm_eval_version"] = version("lm-eval")
+    rows = [
+        _row(subject, selected, reader, results, name, key)
+        for name, metrics in {**results["results"], **results.get("groups", {})}.items()
+        for key in metrics
+        if _is_a_value(key, metrics[key])
+    ]
+    return rows, json.loads(json.dumps(results, default=handle_non_serializable))
+
+
+def _evaluate(reader: Reader, selected: Selected, limit: int | None) -> Any:
+    try:
+        return evaluate(
+            reader,
+            {"tasks": selected.tasks, "groups": selected.groups},
+            limit=limit,
+            log_samples=False,
+            bootstrap_iters=RESAMPLES,
+        )
+    except IndexError as error:  # of an embedding: ids were checked, so it is the one of positions
+        raise ValueError(
+            f"the model cannot read {reader.max_length} tokens, its table of positions is shorter ({error})"
+        ) from error
+
+
+@contextlib.contextmanager
+def _said_once() -> Iterator[None]:
+    """lm-eval repeats its warnings for every request, and warns of what is intended here: a model in memory."""
+    logger = logging.getLogger("lm_eval")
+    handler = logging.StreamHandler(sys.stderr)
+    seen: set[tuple[str, int]] = set()
+
+    def first(record: logging.LogRecord) -> bool:
+        place = (record.pathname, record.lineno)
+        new = place not in seen and "pretrained" not in record.msg and "Truncating" not in record.msg
+        seen.add(place)
+        return new
+
+    handler.addFilter(first)
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.level, logger.propagate = logging.WARNING, False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.level, logger.propagate = before
+
+
+def _one_draw(model: Any, length: int) -> contextlib.AbstractContextManager[None]:
+    """Randomised positions are drawn once for all texts, so that a result can be had again."""
+    if isinstance(model, DapeForCausalLM):
+        return model.drawn(length, torch.Generator().manual_seed(0))
+    return contextlib.nullcontext()
+
+
+# Rows ----------------------------------------------------------------------------------------------------------------
+
+
+def _is_a_value(key: str, value: Any) -> bool:
+    metric = key.partition(",")[0]
+    return isinstance(value, (int, float)) and not metric.endswith("_stderr") and metric not in OTHER_KEYS
+
+
+def _row(subject: Subject, selected: Selected, reader: Reader, results: Any, name: str, key: str) -> Row:
+    metric, _, filtered = key.partition(",")
+    task, metrics = selected.tasks.get(name), {**results["results"], **results.get("groups", {})}[name]
+    members = [name] if task is not None else list(selected.tasks)
+    error = metrics.get(f"{metric}_stderr,{filtered}")
+    extra = {
+        **provenance(),
+        "task": name,
+        "filter": filtered,
+        "stderr": error if isinstance(error, float) else None,
+        "items": sum(results["n-samples"][member]["effective"] for member in members),
+        "cut": sum(reader.cut[member] for member in members),
+        "lm_eval": results["lm_eval_version"],
+    }
+    common: dict[str, Any] = {
+        "run": subject.run,
+        "method": subject.method,
+        "variant": subject.variant,
+        "seed": subject.seed,
+        "step": subject.step,
+        "train_length": subject.train_length,
+        "length": reader.max_length,
+        "metric": OUR_METRICS.get(metric, metric),
+        "value": float(metrics[key]),
+        "scored_tokens": sum(reader.scored[member] for member in members),
+        "data_hash": selected.data_hash,
+        "tokenizer": selected.tokenizer,
+        "extra": {fact: value for fact, value in extra.items() if value not in (None, "", "none")},
+    }
+    if isinstance(task, LastK):
+        windows = task.window_nll()
+        return Row(
+            protocol="lm-eval:last_k", k=task.k, windows=len(windows), window_nll=windows, mode="packed", **common
+        )
+    kind = task.get_config("output_type") if task is not None else "group"
+    return Row(protocol=f"lm-eval:{kind}", **common)
