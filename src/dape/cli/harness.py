@@ -128,6 +128,7 @@ def _measure(config: Harness, questions: "list[Questions]", device: Any) -> int:
                 f"{next(iter(selected.groups or selected.tasks))}-{length}".replace(os.sep, "_"),
             )
     _print(rows)
+    _tell_windows(config, rows)
     if config.out is not None:
         print(f"appended {len(rows)} rows to {config.out / ROWS}, lm-eval's own results are in {config.out / RESULTS}")
     return 0
@@ -185,6 +186,12 @@ def _tell_window(subject: "Subject", lengths: tuple[int, ...]) -> None:
     print(
         f"window: {told} tokens; max_position_embeddings of the model, where lm-eval alone would cut: {own}", flush=True
     )
+
+
+def _tell_windows(config: Harness, rows: "list[Row]") -> None:
+    for name, found in {row.extra["task"]: row.windows for row in rows if row.windows is not None}.items():
+        if found < min(config.windows, config.limit or config.windows):
+            print(f"{name}: the held-out text has room for {found} windows only, not {config.windows}")
 
 
 def _keep(out: Path | None, rows: "list[Row]", results: dict[str, Any], name: str) -> None:

@@ -50,10 +50,12 @@ class Reader(_Backend):
     def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> list[tuple[float, bool]]:
         # Windows of rolling perplexity come here too, when nobody asks: they fit, and were counted above.
         for name, (_, context, continuation) in zip(self._asking, requests, strict=False):
-            if not 0 < len(continuation) <= self.max_length:
+            if not continuation:
+                raise ValueError(f"{name}: a choice vanishes when it is tokenized together with its question")
+            if len(continuation) > self.max_length:
                 raise ValueError(
-                    f"{name}: a continuation of {len(continuation)} tokens cannot be scored in a window of "
-                    f"{self.max_length}; --lengths must be greater"
+                    f"{name}: {len(continuation)} tokens are to be scored at once, more than the window of "
+                    f"{self.max_length}; give greater --lengths"
                 )
             self.scored[name] += len(continuation)
             self.cut[name] += len(context) + len(continuation) > self.max_length + 1

@@ -2,9 +2,6 @@
 
 import contextlib
 import json
-import logging
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +16,7 @@ from dape.errors import UsageError
 from dape.evaluation.records import Row
 from dape.hf import DapeForCausalLM, adapter_of, load_adapter
 from dape.hf.convert import ORIGIN, quiet
+from dape.hf.harness.logs import said_once
 from dape.hf.harness.reader import Reader
 from dape.hf.harness.tasks import LastK, Selected
 from dape.hf.hosts import describe
@@ -108,7 +106,7 @@ def measure(
     subject: Subject, selected: Selected, *, length: int, batch: int, limit: int | None
 ) -> tuple[list[Row], dict[str, Any]]:
     """Rows of ours and the results as lm-eval gives them, for one window length."""
-    with _said_once():
+    with said_once():
         reader = Reader(subject.model, subject.tokenizer, length=length, batch=batch)
         with _one_draw(subject.model, length):
             results: Any = _evaluate(reader, selected, limit)
@@ -141,30 +139,6 @@ def _evaluate(reader: Reader, selected: Selected, limit: int | None) -> Any:
         raise ValueError(
             f"the model cannot read {reader.max_length} tokens, its table of positions is shorter ({error})"
         ) from error
-
-
-@contextlib.contextmanager
-def _said_once() -> Iterator[None]:
-    """lm-eval repeats its warnings for every request, and warns of what is intended here: a model in memory."""
-    logger = logging.getLogger("lm_eval")
-    handler = logging.StreamHandler(sys.stderr)
-    seen: set[tuple[str, int]] = set()
-
-    def first(record: logging.LogRecord) -> bool:
-        place = (record.pathname, record.lineno)
-        new = place not in seen and "pretrained" not in record.msg and "Truncating" not in record.msg
-        seen.add(place)
-        return new
-
-    handler.addFilter(first)
-    before = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.level, logger.propagate = logging.WARNING, False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.level, logger.propagate = before
 
 
 def _one_draw(model: Any, length: int) -> contextlib.AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from lm_eval.tasks import TaskManager
 from dape.data.store import Corpus
 from dape.data.windows import evaluation_ends, evaluation_windows
 from dape.errors import UsageError
+from dape.hf.harness.logs import said_once
 from dape.hf.harness.questions import Questions
 
 FEWSHOT_SEED = 1234
@@ -34,12 +36,17 @@ class Selected:
     tokenizer: str = ""
 
 
-def prepared(task: Task) -> Task:
+def _ready(task: Task) -> Task:
     """What ``lm_eval.simple_evaluate`` does to a task; that itself would also seed everything and ask the network."""
     if task.get_config("num_fewshot") is None:
         task.set_config("num_fewshot", 0)
     task.set_fewshot_seed(FEWSHOT_SEED)
     return task
+
+
+def _ours(config: dict[str, Any]) -> Task:
+    with said_once(logging.ERROR):  # it warns of settings that could be given, but need not
+        return _ready(ConfigurableTask(config=config))
 
 
 # Questions -----------------------------------------------------------------------------------------------------------
@@ -59,7 +66,7 @@ def choices_task(questions: Questions) -> Selected:
             {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")
         ],
     }
-    return Selected({questions.name: prepared(ConfigurableTask(config=config))}, {}, questions.hash)
+    return Selected({questions.name: _ours(config)}, {}, questions.hash)
 
 
 # Text ----------------------------------------------------------------------------------------------------------------
@@ -84,7 +91,8 @@ class LastK(Task):
     OUTPUT_TYPE = "loglikelihood"
 
     def __init__(self, name: str, windows: np.ndarray, k: int) -> None:
-        super().__init__()
+        with said_once(logging.ERROR):  # its settings are not there yet
+            super().__init__()
         self.k = k
         self._docs = [{"tokens": window} for window in windows.tolist()]
         self.set_config("task", name)
@@ -147,7 +155,7 @@ def last_k_task(corpus: Corpus, length: int, *, k: int, windows: int, longest: i
     ends = evaluation_ends(corpus.validation, longest=longest, k=k, windows=windows, same_document=False)
     name = f"{corpus.name}-last{k}"
     task = LastK(name, evaluation_windows(corpus.validation, ends, length), k)
-    return Selected({name: prepared(task)}, {}, corpus.hash, corpus.tokenizer.name)
+    return Selected({name: _ready(task)}, {}, corpus.hash, corpus.tokenizer.name)
 
 
 def rolling_task(corpus: Corpus) -> Selected:
@@ -161,7 +169,7 @@ def rolling_task(corpus: Corpus) -> Selected:
         "doc_to_text": "",
         "doc_to_target": "text",
     }
-    return Selected({name: prepared(ConfigurableTask(config=config))}, {}, corpus.hash, corpus.tokenizer.name)
+    return Selected({name: _ours(config)}, {}, corpus.hash, corpus.tokenizer.name)
 
 
 def _documents(corpus: Corpus) -> list[dict[str, str]]:
@@ -176,10 +184,15 @@ def _documents(corpus: Corpus) -> list[dict[str, str]]:
 
 def named_tasks(names: Sequence[str], include: Path | None) -> list[Selected]:
     """Tasks and groups from the folder, or of lm-eval itself if their data is on this machine."""
-    manager = TaskManager(include_path=str(include) if include else None, include_defaults=False)
+    with said_once():
+        return _named_tasks(names, str(include) if include else None)
+
+
+def _named_tasks(names: Sequence[str], include: str | None) -> list[Selected]:
+    manager = TaskManager(include_path=include, include_defaults=False)
     if not all(manager.match_tasks([name]) or Path(name).is_file() for name in names):
         # Thousands of files, read only when needed.
-        manager = TaskManager(include_path=str(include) if include else None)
+        manager = TaskManager(include_path=include)
     found = [match for name in names for match in _matches(manager, name)]
     return [_load(manager, name) for name in dict.fromkeys(found)]
 
@@ -200,23 +213,18 @@ def _matches(manager: TaskManager, name: str) -> list[str]:
 def _load(manager: TaskManager, name: str) -> Selected:
     try:
         loaded = manager.load([name])
-        tasks = {task_name: prepared(task) for task_name, task in loaded["tasks"].items()}
+        tasks = {task_name: _ready(task) for task_name, task in loaded["tasks"].items()}
         digest = hashlib.sha256()
         for task in tasks.values():
             for doc in task.eval_docs:
                 digest.update(json.dumps(doc, sort_keys=True, default=str).encode())
     except Exception as error:  # data sets are loaded by many libraries, each with errors of its own
-        if isinstance(error, UsageError) or not _means_missing_data(error):
+        if not isinstance(error, OSError):  # a connection, a file or a data set that is not there
             raise UsageError(f"--tasks {name}: cannot be loaded ({_first_line(error)})") from error
         raise UsageError(
             f"--tasks {name}: its data is not on this machine, and nothing is downloaded ({_first_line(error)})"
         ) from error
     return Selected(tasks, dict(loaded.get("groups", {})), digest.hexdigest())
-
-
-def _means_missing_data(error: Exception) -> bool:
-    """Without a network the libraries say so as a failed connection, or as a file or a data set that is not there."""
-    return isinstance(error, (OSError, ConnectionError))
 
 
 def _first_line(error: Exception) -> str:
