@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from dape.models.cache import LayerCache
-from dape.ops.attention import attention
+from dape.models.layers import attend
 from dape.ops.attention.operator import Impl
 from dape.positional.build import build
 
@@ -80,7 +80,6 @@ class SelfAttention(nn.Module):
         """``key_padding_mask`` is True at padding, as in PyTorch. With a ``cache``, x are new tokens behind those it
         holds, which they see; the mask is then for all of them."""
         q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for layer in (self.q, self.k, self.v))
-        if cache is not None:
-            k, v = cache.append(k, v)
-        y = attention(q, k, v, self.encoding, causal=self.causal, key_padding_mask=key_padding_mask, impl=self.impl)
+        more = {"key_padding_mask": key_padding_mask, "impl": self.impl}
+        y = attend(q, k, v, self.encoding, cache=cache, causal=self.causal, **more)
         return self.out(y.transpose(1, 2).flatten(2))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
+from dape.models.places import Places
 from dape.ops.attention import attention
 from dape.positional.base import PositionalEncoding
 
@@ -70,21 +71,9 @@ def dape_attention(
     end, width = attention_mask.shape[1], query.shape[-1]
     if scaling is not None and scaling != width**-0.5:
         query = query * (scaling * width**0.5)
-    out = attention(query, key[:, :, :end], value[:, :, :end], pe, **_places(pe, attention_mask, query.shape[2]))
-    return out.transpose(1, 2), None
-
-
-def _places(pe: PositionalEncoding, text: Tensor, queries: int) -> dict[str, Any]:
-    """What the operator must know of padding. Distances are the same with and without padding on the left, so that
-    positions matter only to encodings that read more than a distance."""
-    if bool(text.all()):
-        return {}
-    hidden = {"key_padding_mask": ~text}
-    form = pe.score_form()
-    if form is not None and (form.source is None or form.source.at is not None):
-        return hidden
-    positions = (text.long().cumsum(1) - 1).clamp(min=0)
-    return {**hidden, "q_pos": positions[:, -queries:], "k_pos": positions}
+    padded = not bool(attention_mask.all())
+    where = Places.beside(~attention_mask).for_attention(pe, query.shape[2]) if padded else {}
+    return attention(query, key[:, :, :end], value[:, :, :end], pe, **where).transpose(1, 2), None
 
 
 def register() -> None:

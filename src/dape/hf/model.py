@@ -20,9 +20,12 @@ from dape.hf.places import places_of
 from dape.models.cache import Cache
 from dape.models.decoder import DecoderLM
 from dape.models.init import small_init_
+from dape.ops.attention.memory import LagMemory
 from dape.positional.base import PositionalEncoding
 from dape.positional.randomized import Randomized
 
+MEMORIES = "_dape_lags"
+"""Where the library's cache keeps our tables, per layer."""
 LOADED = "_is_hf_initialized"
 """The library's mark on tensors that hold their values already."""
 
@@ -33,6 +36,8 @@ class LibraryStore:
     def __init__(self, cache: LibraryCache, layer: int) -> None:
         self._cache, self._layer = cache, layer
         self.length = int(cache.get_seq_length(layer))
+        # A store lives for one call, the library's cache as long as the text.
+        self.lags: LagMemory = vars(cache).setdefault(MEMORIES, {}).setdefault(layer, LagMemory())
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         k_all, v_all = self._cache.update(k, v, self._layer)

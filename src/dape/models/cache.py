@@ -7,9 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dape.ops.attention.memory import LagMemory
+
 
 class Store(Protocol):
     """What a layer asks of its cache. Other libraries' caches are plugged in here."""
+
+    lags: LagMemory
+    """Tables of the bias, for :func:`dape.attention`."""
 
     @property
     def length(self) -> int: ...
@@ -28,6 +33,7 @@ class LayerCache:
         self._k: Tensor | None = None
         self._v: Tensor | None = None
         self.length = 0
+        self.lags = LagMemory()
 
     def append(
         self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"]

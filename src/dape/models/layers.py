@@ -1,5 +1,7 @@
 """The parts of a transformer block, shared by every model."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -9,6 +11,34 @@ from dape.models.places import Places
 from dape.ops.attention import attention
 from dape.positional.base import PositionalEncoding
 from dape.positional.grid import Grid
+
+
+def attend(
+    q: Float[Tensor, "b h q d"],
+    k: Float[Tensor, "b g t d"],
+    v: Float[Tensor, "b g t d"],
+    pe: PositionalEncoding,
+    *,
+    cache: Store | None,
+    places: Places | None = None,
+    causal: bool = True,
+    **more: Any,
+) -> Float[Tensor, "b h q d"]:
+    """Attention of new tokens to each other and to those of a cache, which then holds them too: their keys rotated, if
+    that need not be done again as the text grows."""
+    if cache is None:
+        return attention(q, k, v, pe, causal=causal, **more)
+    if pe.rotates_once:
+        q, k = pe.rotate(q, k, _among_new(q, k, cache, places, causal))
+    k, v = cache.append(k, v)
+    return attention(q, k, v, pe, causal=causal, rotated=pe.rotates_once, memory=cache.lags, **more)
+
+
+def _among_new(q: Tensor, k: Tensor, cache: Store, places: Places | None, causal: bool) -> Grid:
+    if places is not None:
+        return places.among_new(q.shape[2], k.shape[2], causal=causal)
+    positions = torch.arange(cache.length, cache.length + k.shape[2], device=k.device)
+    return Grid.at(positions[-q.shape[2] :], positions, causal=causal)
 
 
 class SelfAttention(nn.Module):
@@ -31,21 +61,9 @@ class SelfAttention(nn.Module):
     ) -> Float[Tensor, "b t m"]:
         """With ``last``, the output of the last tokens only: the others serve as keys and values."""
         q, k, v = self.project(x, last)
-        rotated = cache is not None and pe.rotates_once
-        if cache is not None:
-            if rotated:
-                q, k = pe.rotate(q, k, self._among_new(q, k, cache, places))
-            k, v = cache.append(k, v)
         where = {} if places is None else places.for_attention(pe, q.shape[2])
-        y = attention(q, k, v, pe, causal=self.causal, rotated=rotated, **where)
+        y = attend(q, k, v, pe, cache=cache, places=places, causal=self.causal, **where)
         return self.out(y.transpose(1, 2).flatten(2))
-
-    def _among_new(self, q: Tensor, k: Tensor, cache: Store, places: Places | None) -> Grid:
-        """The new tokens among themselves."""
-        if places is not None:
-            return places.among_new(q.shape[2], k.shape[2], causal=self.causal)
-        positions = torch.arange(cache.length, cache.length + k.shape[2], device=k.device)
-        return Grid.at(positions[-q.shape[2] :], positions, causal=self.causal)
 
     def project(self, x: Float[Tensor, "b t m"], last: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the last tokens (None: of all), keys and values of all, split into heads."""

@@ -19,6 +19,7 @@ from dape.ops.attention.check import (
 )
 from dape.ops.attention.fused.available import why_not_compiled
 from dape.ops.attention.lag_tables import lag_attention
+from dape.ops.attention.memory import LagMemory, LagTables
 from dape.ops.attention.reference import nothing_to_see, reference_attention
 from dape.ops.attention.row_blocks import row_block_attention
 from dape.ops.attention.tiles import Engine
@@ -56,6 +57,7 @@ def attention(
     q_document: Tensor | None = None,
     k_document: Tensor | None = None,
     rotated: bool = False,
+    memory: LagMemory | None = None,
     impl: Impl = "auto",
     explain: Literal[True],
 ) -> tuple[Tensor, Choice]: ...
@@ -75,6 +77,7 @@ def attention(
     q_document: Tensor | None = None,
     k_document: Tensor | None = None,
     rotated: bool = False,
+    memory: LagMemory | None = None,
     impl: Impl = "auto",
     explain: Literal[False] = False,
 ) -> Tensor: ...
@@ -93,6 +96,7 @@ def attention(
     q_document: Int[Tensor, "*b q"] | None = None,
     k_document: Int[Tensor, "*b k"] | None = None,
     rotated: bool = False,
+    memory: LagMemory | None = None,
     impl: Impl = "auto",
     explain: bool = False,
 ) -> Float[Tensor, "b h q e"] | tuple[Float[Tensor, "b h q e"], Choice]:
@@ -104,7 +108,7 @@ def attention(
     them, positions that start anew would let later documents be seen. Rows that see nothing return zeros.
 
     ``rotated`` says that q and k have been through ``pe.rotate`` already, as keys of a cache may have been if
-    ``pe.rotates_once``.
+    ``pe.rotates_once``. ``memory``, kept beside such a cache, holds tables of the bias from one token to the next.
 
     ``g`` key/value heads may be fewer than ``h`` query heads (grouped-query attention). Half-precision inputs are
     computed in float32 and returned in their own dtype (rotated q and k are rounded to it on the way).
@@ -137,7 +141,7 @@ def attention(
         if choice.impl in ("blocked", "fused", "triton"):
             check_no_tangents(q, k, v, *pe.parameters())
         q, k = (q, k) if rotated else pe.rotate(q, k, grid)
-        out = _run(choice, q, k, v, pe, grid, form)
+        out = _run(choice, q, k, v, pe, grid, form, memory)
     check_outcome(out, pe)
     return (out, choice) if explain else out
 
@@ -195,7 +199,14 @@ def _choose_blocked(grid: Grid, form: ScoreForm | None) -> Choice:
 
 
 def _run(
-    choice: Choice, q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding, grid: Grid, form: ScoreForm | None
+    choice: Choice,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pe: PositionalEncoding,
+    grid: Grid,
+    form: ScoreForm | None,
+    memory: LagMemory | None,
 ) -> Tensor:
     if q.shape[2] == 0 or k.shape[2] == 0:
         return nothing_to_see(q, v)
@@ -211,38 +222,59 @@ def _run(
             return bias_tile_attention(q, k, v, form, grid, engine=_ENGINES.get(choice.impl, "tiles"))
         case "lag tables":
             assert form is not None
-            return _by_lag_tables(q, k, v, form, grid, engine=_ENGINES.get(choice.impl, "tiles"))
+            return _by_lag_tables(q, k, v, pe, form, grid, memory, engine=_ENGINES.get(choice.impl, "tiles"))
 
 
-def _by_lag_tables(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm, grid: Grid, *, engine: Engine) -> Tensor:
-    """Evaluate everything that does not depend on content once per lag, largest lag first."""
+def _by_lag_tables(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pe: PositionalEncoding,
+    form: ScoreForm,
+    grid: Grid,
+    memory: LagMemory | None,
+    *,
+    engine: Engine,
+) -> Tensor:
     assert grid.offset is not None
-    queries, keys = q.shape[2], k.shape[2]
-    lags = (grid.offset + queries - 1) - torch.arange(queries + keys - 1, device=q.device)
-    bias = None
-    if form.source is not None and form.source.at is not None:
-        bias = form.source.at(grid.read_lag(lags), causal=grid.causal)
-        check_bias_shape(bias, (q.shape[1], len(lags)))
-    static, mix = bias, form.mix
-    wa = pre = w2 = None
-    if mix is not None:
-        wa, w2 = mix.wa, mix.w2
-        b1, b2 = mix.b1.unsqueeze(-1), mix.b2.unsqueeze(-1)
-        static = bias + b2 if bias is not None and form.adds_bias else b2.expand(-1, len(lags))
-        pre = mix.wb @ bias + b1 if bias is not None and mix.wb is not None else b1.expand(-1, len(lags))
+    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+    count = queries + keys - 1
+    if memory is not None and memory.serves(grid, queries, keys):
+        kept, first = memory.tables(pe, keys, q.device, lambda lags: _lag_tables(form, grid, lags, heads))
+        if engine == "cpp":
+            return memory.prepared(form, heads).attend(q, k, v, grid.key_padding_mask, first)
+        tables = kept.part(first, count)
+    else:
+        lags = (grid.offset + queries - 1) - torch.arange(count, device=q.device)
+        tables = _lag_tables(form, grid, lags, heads)
     return lag_attention(
         q,
         k,
         v,
-        static=static,
-        wa=wa,
-        pre=pre,
-        w2=w2,
+        static=tables.static,
+        wa=None if form.mix is None else form.mix.wa,
+        pre=tables.pre,
+        w2=None if form.mix is None else form.mix.w2,
         key_padding_mask=grid.key_padding_mask,
         offset=grid.offset,
         causal=grid.causal,
         engine=engine,
     )
+
+
+def _lag_tables(form: ScoreForm, grid: Grid, lags: Int[Tensor, " n"], heads: int) -> LagTables:
+    """Evaluate everything that does not depend on content once per lag."""
+    bias = None
+    if form.source is not None and form.source.at is not None:
+        bias = form.source.at(grid.read_lag(lags), causal=grid.causal)
+        check_bias_shape(bias, (heads, len(lags)))
+    mix = form.mix
+    if mix is None:
+        return LagTables(static=bias, pre=None)
+    b1, b2 = mix.b1.unsqueeze(-1), mix.b2.unsqueeze(-1)
+    static = bias + b2 if bias is not None and form.adds_bias else b2.expand(-1, len(lags))
+    pre = mix.wb @ bias + b1 if bias is not None and mix.wb is not None else b1.expand(-1, len(lags))
+    return LagTables(static, pre)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:

@@ -1,6 +1,7 @@
 """The compiled kernel for position terms that are tables over lags; the arguments are those of ``lag_tables.py``."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -25,6 +26,39 @@ def forward(
     out, lse = outputs(q, v)
     attention.forward(_terms(q, k, static, pre, offset, causal), out, lse)
     return out.to(q.dtype), lse
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Tables that reach further than a call needs, laid out for the kernel once for many calls."""
+
+    terms: Terms
+    mixer: Mixer | None
+
+    @classmethod
+    def of(
+        cls,
+        static: Tensor | None,
+        pre: Tensor | None,
+        wa: Tensor | None,
+        w2: Tensor | None,
+        heads: int,
+        lags: int,
+        hidden_from: int,
+    ) -> "Prepared":
+        return cls(
+            _laid_out(static, pre, heads, lags, hidden_from), None if wa is None or w2 is None else Mixer(wa, w2)
+        )
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, first: int
+    ) -> Float[Tensor, "b h q e"]:
+        """Queries that are the last of the keys; ``first``: the entry for key 0 and the last query."""
+        queries, offset = q.shape[2], k.shape[2] - q.shape[2]
+        attention = Attention(q, k, v, self.mixer, causal_offset=offset, key_padding_mask=key_padding_mask)
+        out, lse = outputs(q, v)
+        attention.forward(self.terms.from_largest_lag(first, queries), out, lse)
+        return out.to(q.dtype)
 
 
 def backward(
@@ -57,7 +91,12 @@ def _attention(q, k, v, wa, w2, key_padding_mask, offset: int, causal: bool) -> 
 
 def _terms(q: Tensor, k: Tensor, static: Tensor | None, pre: Tensor | None, offset: int, causal: bool) -> Terms:
     heads, queries, lags = q.shape[1], q.shape[2], q.shape[2] + k.shape[2] - 1
+    laid_out = _laid_out(static, pre, heads, lags, max(0, offset + queries) if causal else None)
+    return laid_out.from_largest_lag(0, queries)
+
+
+def _laid_out(static: Tensor | None, pre: Tensor | None, heads: int, lags: int, hidden_from: int | None) -> Terms:
     fixed = torch.zeros(heads, lags) if static is None else static.float() * LOG2_E
-    if causal:
-        fixed[:, max(0, offset + queries) :] = -math.inf
-    return Terms(Term.by_lag(fixed, queries), None if pre is None else Term.by_lag(pre, queries))
+    if hidden_from is not None:
+        fixed[:, hidden_from:] = -math.inf
+    return Terms(Term.by_lag(fixed), None if pre is None else Term.by_lag(pre))

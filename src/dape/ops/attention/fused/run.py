@@ -3,7 +3,7 @@
 import ctypes
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -34,10 +34,10 @@ class Term:
     row: int
 
     @classmethod
-    def by_lag(cls, table: Float[Tensor, "c n"], queries: int) -> "Term":
-        """From the largest lag downwards: row i begins at ``queries - 1 - i``."""
+    def by_lag(cls, table: Float[Tensor, "c n"]) -> "Term":
+        """From the largest lag downwards: each row begins one before the row above."""
         data = torch.nn.functional.pad(table.float(), (0, library.lanes()))
-        return cls(data, table.shape[1], start=queries - 1, item=0, row=-1)
+        return cls(data, table.shape[1], start=0, item=0, row=-1)
 
     @classmethod
     def by_cell(cls, x: Float[Tensor, "c #i r k"], beyond: float) -> "Term":
@@ -62,6 +62,11 @@ class Term:
 class Terms:
     fixed: Term
     pre: Term | None
+
+    def from_largest_lag(self, first: int, queries: int) -> "Terms":
+        """Tables over lags, for rows of which the last has key 0 at the entry ``first``."""
+        start = first + queries - 1
+        return Terms(replace(self.fixed, start=start), None if self.pre is None else replace(self.pre, start=start))
 
 
 def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:

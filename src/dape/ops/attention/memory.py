@@ -1,0 +1,81 @@
+"""Tables over lags that outlive a call: when decoding, each token asks for those of the one before and one lag more."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dape.ops.attention.fused.lags import Prepared
+from dape.positional.base import PositionalEncoding, ScoreForm
+from dape.positional.grid import Grid
+
+FEW_QUERIES = 8
+"""A call with more is not decoding: its own tables cost little beside the rest."""
+LEAST_ROOM = 256
+
+
+@dataclass(frozen=True)
+class LagTables:
+    """Everything of the logits that does not depend on content, once per lag, largest lag first."""
+
+    static: Float[Tensor, "h n"] | None
+    pre: Float[Tensor, "D n"] | None
+
+    def part(self, first: int, count: int) -> "LagTables":
+        static, pre = (None if t is None else t[:, first : first + count] for t in (self.static, self.pre))
+        return LagTables(static, pre)
+
+
+class LagMemory:
+    """Tables made for earlier tokens of a text. One per layer, beside its cache; explicit, as nothing else remembers.
+
+    Changed parameters are noticed and make new tables. Used for causal decoding without gradients; elsewhere it does
+    nothing.
+    """
+
+    def __init__(self) -> None:
+        self._of: Any = None
+        self._room = 0
+        self._tables: LagTables | None = None
+        self._prepared: Prepared | None = None
+
+    @staticmethod
+    def serves(grid: Grid, queries: int, keys: int) -> bool:
+        """Whether lags are what they seem, and the queries the last of the keys."""
+        return (
+            grid.causal
+            and grid.draw is None
+            and grid.offset == keys - queries
+            and queries <= FEW_QUERIES
+            and not torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()
+        )
+
+    def tables(
+        self, pe: PositionalEncoding, keys: int, device: torch.device, make: Callable[[Int[Tensor, " n"]], LagTables]
+    ) -> tuple[LagTables, int]:
+        """Tables from some largest lag down to -(FEW_QUERIES - 1), and the index of lag ``keys - 1`` in them."""
+        state = _state(pe)
+        if self._tables is None or keys > self._room or state != self._of:
+            self._room, self._of, self._prepared = max(LEAST_ROOM, 1 << (keys - 1).bit_length()), state, None
+            self._tables = make(torch.arange(self._room - 1, -FEW_QUERIES, -1, device=device))
+        return self._tables, self._room - keys
+
+    def prepared(self, form: ScoreForm, heads: int) -> Prepared:
+        """The last tables, as the compiled kernel reads them."""
+        if self._prepared is None:
+            assert self._tables is not None
+            mix = form.mix
+            wa, w2 = (None, None) if mix is None else (mix.wa, mix.w2)
+            lags = self._room + FEW_QUERIES - 1
+            self._prepared = Prepared.of(self._tables.static, self._tables.pre, wa, w2, heads, lags, self._room)
+        return self._prepared
+
+
+def _state(pe: PositionalEncoding) -> tuple[Any, ...]:
+    """Different after anything the tables are made from has changed."""
+    tensors = [*pe.parameters(), *pe.buffers()]
+    return (id(pe), *((t.data_ptr(), None if t.is_inference() else t._version) for t in tensors))
