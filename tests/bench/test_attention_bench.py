@@ -16,6 +16,7 @@ from dape.bench.attention import AttentionBench, run
 from dape.bench.estimate import dense_bytes
 from dape.bench.timing import interleaved
 from dape.errors import UsageError
+from dape.report.bench import bench_figure
 
 TINY = {"lengths": (9,), "heads": 2, "head_dim": 4, "hidden": 8, "repeats": 2, "memory": False}
 
@@ -200,6 +201,18 @@ def test_json_holds_every_row_and_its_circumstances(tmp_path, capsys):
     assert "appendix" in out and "forward+backward" in out
 
 
+def test_the_figure_has_a_line_for_each_implementation(tmp_path):
+    rows = [
+        records.Row(impl=impl, encoding="x", length=length, pass_="forward", ms=ms, peak_mb=mb)
+        for impl, length, ms, mb in (("fused", 8, 1.0, 2.0), ("fused", 16, 4.0, 4.0), ("sdpa", 8, 3.0, None))
+    ]
+    time, size = bench_figure(rows, "facts").axes
+    assert [list(line.get_ydata()) for line in time.lines if len(line.get_xdata())] == [[1.0, 4.0], [3.0]]
+    assert [list(line.get_ydata()) for line in size.lines] == [[2.0, 4.0]]
+    assert run(AttentionBench(**TINY, figure=tmp_path / "f.png")) == 0
+    assert (tmp_path / "f.png").stat().st_size > 10_000
+
+
 def test_what_does_not_fit_is_named_but_not_run(tmp_path, monkeypatch, capsys):
     started = []
     real = measure.make_call
@@ -314,6 +327,7 @@ def test_a_link_is_followed(tmp_path):
         ({"json": Path("/nonexistent/folder/bench.json")}, "does not exist"),
         ({"json": Path("/dev/null")}, "not a regular file"),
         ({"json": Path("/")}, "not a regular file"),
+        ({"figure": Path("f.pdf")}, "--figure must end in .png or .svg"),
         ({"encoding": "alibi", "impls": ("appendix",)}, "nothing to run: appendix only knows"),
         ({"device": "abacus"}, "--device abacus: cannot be used here"),
     ],

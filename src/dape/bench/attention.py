@@ -71,6 +71,8 @@ class AttentionBench:
     """Where to compute: cpu, cuda, cuda:1, ..."""
     json: Path | None = None
     """Also write the results to this file."""
+    figure: Path | None = None
+    """Also draw time and memory against length into this .png or .svg file."""
     memory: bool = True
     """Measure peak memory, each call in a process of its own (about 3 s each)."""
     quick: bool = False
@@ -112,6 +114,10 @@ def check(config: AttentionBench) -> None:
     check_encoding("encoding", config.encoding)
     if config.json is not None:
         check_writable_file(config.json, "--json")
+    if config.figure is not None:
+        if config.figure.suffix not in (".png", ".svg"):
+            raise UsageError(f"--figure must end in .png or .svg, got {config.figure}")
+        check_writable_file(config.figure, "--figure")
 
 
 def _shortened(config: AttentionBench) -> AttentionBench:
@@ -202,6 +208,12 @@ def _report(config: AttentionBench, rows: Sequence[Row], settings: dict[str, Any
     if config.json is not None:
         write_json(config.json, settings, rows)
         print(f"wrote {config.json}", file=sys.stderr)
+    if config.figure is not None:
+        from dape.report.bench import bench_figure
+        from dape.report.drawing import save_figure
+
+        save_figure(bench_figure(rows, _title(settings)), config.figure)
+        print(f"wrote {config.figure}", file=sys.stderr)
     if not settings["complete"]:
         print("interrupted: only what was finished until then is reported", file=sys.stderr)
     print_table(make_table(rows, _title(settings)))
