@@ -287,6 +287,11 @@ struct Scratch {
     next = memory;
   }
   ~Scratch() { std::free(memory); }
+  // Says so if there was no memory: nothing can be thrown out of a parallel region.
+  bool missing(long& failed) const {
+    if (!memory) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
+    return !memory;
+  }
   float* take(long numbers) {
     float* found = next;
     next += (numbers + 15) / 16 * 16;
@@ -569,11 +574,13 @@ void fold_lanes(long rows, long columns, const float* from, float* to, float fac
 
 extern "C" {
 
-void dape_forward(const Call* call) {
+// Each returns 0, or 1 if there was not enough memory for a thread's scratch space.
+
+long dape_forward(const Call* call) {
   const Call& c = *call;
   const Shape s(c);
   const long blocks = s.blocks(c), tiles = blocks * c.batch;
-  long next = 0;
+  long next = 0, failed = 0;
 #pragma omp parallel num_threads(c.threads)
   {
     const long cells = c.heads * s.rows, e = padded(c.value_width);
@@ -581,35 +588,43 @@ void dape_forward(const Call* call) {
     float *S = scratch.take(c.heads * s.plane), *H = scratch.take(c.hidden * BLOCK), *O = scratch.take(cells * e);
     const Running run = {scratch.take(cells), scratch.take(cells), scratch.take(cells)};
     // Long rows first, so that no thread begins a long tile when the others are done.
-    for (long t; (t = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < tiles;)
-      forward_tile(c, s, t % c.batch, (blocks - 1 - t / c.batch) * s.rows, S, H, O, run);
+    if (!scratch.missing(failed))
+      for (long t; (t = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < tiles;)
+        forward_tile(c, s, t % c.batch, (blocks - 1 - t / c.batch) * s.rows, S, H, O, run);
   }
+  return failed;
 }
 
 // Up to as many rows as a tile has, from k and v as they are.
-void dape_decode(const Call* call) {
+long dape_decode(const Call* call) {
   const Call& c = *call;
   const Shape s(c);
+  long failed = 0;
 #pragma omp parallel num_threads(c.threads)
   {
     const long cells = c.heads * s.rows, e = padded(c.value_width);
     Scratch scratch(c.heads * s.plane + c.hidden * BLOCK + cells * (e + 3) + 256);
     float *S = scratch.take(c.heads * s.plane), *H = scratch.take(c.hidden * BLOCK), *O = scratch.take(cells * e);
     const Running run = {scratch.take(cells), scratch.take(cells), scratch.take(cells)};
+    const bool idle = scratch.missing(failed);  // every thread must come to the loops below
 #pragma omp for schedule(static)
-    for (long x = 0; x < c.batch * c.splits; x++) decode_part(c, s, x / c.splits, x % c.splits, S, H, O, run);
+    for (long x = 0; x < c.batch * c.splits; x++)
+      if (!idle) decode_part(c, s, x / c.splits, x % c.splits, S, H, O, run);
 #pragma omp for schedule(static)
     for (long x = 0; x < c.batch * c.heads; x++)
-      for (long r = 0; r < c.queries; r++) join_parts(c, s, x / c.heads, x % c.heads, r);
+      for (long r = 0; r < c.queries; r++)
+        if (!__atomic_load_n(&failed, __ATOMIC_RELAXED)) join_parts(c, s, x / c.heads, x % c.heads, r);
   }
+  return failed;
 }
 
-void dape_backward(const Call* call, const Backward* backward) {
+long dape_backward(const Call* call, const Backward* backward) {
   const Call& c = *call;
   const Backward& g = *backward;
   const Shape s(c);
   const long blocks = s.blocks(c), shares = c.batch * g.parts;
   const long d = padded(c.width), e = padded(c.value_width), kv_rows = c.kv_heads * key_blocks(c) * BLOCK;
+  long failed = 0;
 #pragma omp parallel num_threads(c.threads)
   {
     const long plane = c.heads * s.plane, chunk = c.hidden * CHUNK_ROW, lanes = c.heads * c.hidden * LANES;
@@ -617,8 +632,9 @@ void dape_backward(const Call* call, const Backward* backward) {
     const Planes p = {scratch.take(plane), scratch.take(plane), scratch.take(plane),
                       scratch.take(chunk), scratch.take(chunk), scratch.take(c.heads * s.rows * d)};
     float *wa = scratch.take(lanes), *w2 = scratch.take(lanes);
+    const bool idle = scratch.missing(failed);
     // Fewer threads than asked for do the work of the missing ones.
-    for (long t = omp_get_thread_num(); t < c.threads; t += omp_get_num_threads()) {
+    for (long t = omp_get_thread_num(); t < c.threads && !idle; t += omp_get_num_threads()) {
       std::memset(wa, 0, 4 * lanes), std::memset(w2, 0, 4 * lanes);
       for (long share = t; share < shares; share += c.threads) {
         const long b = share / g.parts, part = share % g.parts, slot = part * c.batch + b;
@@ -636,6 +652,7 @@ void dape_backward(const Call* call, const Backward* backward) {
       }
     }
   }
+  return failed;
 }
 
 }  // extern "C"

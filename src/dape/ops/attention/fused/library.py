@@ -58,9 +58,16 @@ def load() -> ctypes.CDLL:
     library.dape_slope.restype = c_float
     assert math.isclose(library.dape_slope(), LEAKY_SLOPE, rel_tol=1e-6)
     library.dape_pack.argtypes = [c_long] * 4 + [View, c_float, c_void_p, c_long, c_long]
-    for name in ("dape_pack", "dape_forward", "dape_decode", "dape_backward"):
-        getattr(library, name).restype = None
+    library.dape_pack.restype = None
+    for name in ("dape_forward", "dape_decode", "dape_backward"):
+        getattr(library, name).restype = c_long
     return library
+
+
+def run(name: str, *structures: Structure) -> None:
+    """Call one of the functions that need scratch space."""
+    if getattr(load(), name)(*map(ctypes.byref, structures)):
+        raise MemoryError(f"not enough memory for the scratch space of {name}; fewer threads need less")
 
 
 @functools.cache

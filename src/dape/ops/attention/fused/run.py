@@ -1,6 +1,5 @@
 """Calls of the compiled kernel on torch tensors: everything in float32, on the CPU."""
 
-import ctypes
 import functools
 import math
 from dataclasses import dataclass, replace
@@ -126,7 +125,7 @@ class Attention:
         call = self._call(terms, first_row, out, lse)
         if self.q_shape[2] > FEW_ROWS:
             call.k_panels, call.v_rows = self.k_panels.data_ptr(), self.v_rows.data_ptr()
-            library.load().dape_forward(ctypes.byref(call))
+            library.run("dape_forward", call)
             return
         call.k, call.v = view(self.k), view(self.v)
         batch, heads, rows = lse.shape
@@ -135,7 +134,7 @@ class Attention:
         size = batch * call.splits * heads * rows * (library.padded(self.value_width) + 2)
         parts = torch.empty(size)
         call.parts = parts.data_ptr()
-        library.load().dape_decode(ctypes.byref(call))
+        library.run("dape_decode", call)
 
     def _splits(self) -> int:
         """So many parts of the keys that every thread has two, if there are enough."""
@@ -208,7 +207,7 @@ class BackwardPass:
             d_wa=self._d_wa.data_ptr(),
             d_w2=self._d_w2.data_ptr(),
         )
-        library.load().dape_backward(ctypes.byref(call), ctypes.byref(backward))
+        library.run("dape_backward", call, backward)
         return terms.fixed.total(d_fixed), None if terms.pre is None or d_pre is None else terms.pre.total(d_pre)
 
     # Scores were in base 2, and so were those that met the gradients of k and wa.
