@@ -18,6 +18,8 @@ from dape.bench.che import CheBench
 from dape.bench.che import run as bench_che
 from dape.bench.decode import DecodeBench
 from dape.bench.decode import run as bench_decode
+from dape.bench.kernels import KernelsBench
+from dape.bench.kernels import run as bench_kernels
 from dape.bench.model import ModelBench
 from dape.bench.model import run as bench_model
 from dape.bench.train import TrainBench
@@ -277,6 +279,15 @@ COMMANDS = [
         examples={
             "": "six encodings against 1024 and 8192 keys",
             "--lengths 32768 --encodings dape-kerple --threads 1": "one encoding, a longer cache, one core",
+        },
+    ),
+    Command(
+        "bench kernels",
+        KernelsBench,
+        bench_kernels,
+        examples={
+            "": "the paper's shape for A100, H100 and MI300",
+            "--targets sm_90 --dtype bf16 --heads 16 --head-dim 128": "one GPU, another shape",
         },
     ),
     Command(

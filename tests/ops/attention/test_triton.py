@@ -2,7 +2,6 @@
 triton decides between the two when kernels are imported. ``pytest -m gpu`` runs them for real."""
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import dape
+from dape.bench.kernels import SHARED, KernelsBench, compiled_for
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -62,28 +62,26 @@ def test_refused_on_a_processor():
 
 # Ahead of time -------------------------------------------------------------------------------------------------------
 
-SHARED = {"sm_80": 166_912, "sm_90": 232_448, "gfx942": 65_536}
-"""Bytes a program may have: a kernel that needs more compiles, but cannot be launched."""
+
+def _combinations():
+    """One in the usual tests, half a minute; the others are slow together."""
+    usual = ("sm_80", "fp16", 12, 64, 32)
+    more = [(target, dtype, 12, 64, 32) for target in SHARED for dtype in ("fp16", "bf16")]
+    more += [("sm_90", "bf16", 8, 128, 64), ("gfx942", "fp16", 16, 64, 4), ("sm_80", "bf16", 32, 80, 16)]
+    return [usual, *(pytest.param(*each, marks=pytest.mark.slow) for each in more if each != usual)]
 
 
 @installed
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("target", SHARED)
-def test_compiled_ahead_of_time(target, dtype, tmp_path):
-    """12 heads of width 64 and 32 hidden units, as in the paper's models."""
-    done = run_python(
-        *("-W", "ignore", str(HERE / "triton_compiled.py"), target, dtype, "12", "64", "32"),
-        TRITON_CACHE_DIR=str(tmp_path),
-        TRITON_INTERPRET="0",
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {row["kernel"] for row in found} >= {"forward", "queries", "keys", "terms"}
+@pytest.mark.parametrize(("target", "dtype", "heads", "width", "hidden"), _combinations())
+def test_compiled_ahead_of_time(target, dtype, heads, width, hidden):
+    """In the usual case 12 heads of width 64 and 32 hidden units, as in the paper's models."""
+    config = KernelsBench(targets=(target,), dtype=dtype, heads=heads, head_dim=width, hidden=hidden)
+    found = compiled_for(config, target)
+    assert {row.kernel for row in found} >= {"forward", "queries", "keys", "terms"}
     for row in found:
-        assert row["shared"] <= SHARED[target], row
-        assert row["spilled"] <= 700, row
-        assert row["registers"] > 32, row  # else the compiler gave up and keeps everything in memory
+        assert row.fits, row
+        assert row.spilled <= 700, row
+        assert row.registers > 32, row  # else the compiler gave up and keeps everything in memory
 
 
 # On a GPU ------------------------------------------------------------------------------------------------------------

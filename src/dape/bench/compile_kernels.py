@@ -1,6 +1,6 @@
-"""Compile the Triton kernels for a GPU that need not be here, as run by test_triton.py:
+"""Compile the Triton kernels for a GPU that need not be here; a process of its own for ``dape bench kernels``:
 
-    python tests/ops/attention/triton_compiled.py sm_80 fp16 HEADS WIDTH HIDDEN
+    python -m dape.bench.compile_kernels sm_80 fp16 HEADS WIDTH HIDDEN
 
 prints a line of JSON for every kernel: bytes of shared memory, registers of a thread, bytes it spills (AMD: registers).
 """
