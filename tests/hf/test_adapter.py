@@ -1,13 +1,18 @@
 """Adapters in every supported architecture: nothing changes at first, then everything agrees with itself."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch.utils.data import Dataset
 
 transformers = pytest.importorskip("transformers")
 
-from dape.hf import adapter_of, extend, load_adapter, remove, save_adapter  # noqa: E402
+from dape.hf import ProjectPositions, adapter_of, extend, load_adapter, remove, save_adapter  # noqa: E402
 from dape.hf import attention as interface  # noqa: E402
 from dape.hf.adapter import adapter_parameters, encodings_of, project_  # noqa: E402
 from dape.hf.hosts import SUPPORTED, attention_layers, describe  # noqa: E402
@@ -111,6 +116,36 @@ def test_padding_on_the_left(kind, method, tokens):
     assert torch.equal(together[1], generate(model, tokens[1:, :14])[0])
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_beams_sampling_and_a_static_cache_in_a_padded_batch(kind, tokens):
+    model = extend(make(kind), "dape-kerple")
+    shake(model)
+    batch = torch.stack([torch.cat([torch.zeros(5, dtype=torch.long), tokens[0, :9]]), tokens[1, :14]])
+    mask = torch.ones_like(batch)
+    mask[0, :5] = 0
+    for way in ({"num_beams": 3, "do_sample": False}, {"do_sample": True, "top_k": 20}, {"do_sample": False}):
+        texts = []
+        for more in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
+            torch.manual_seed(0)
+            texts.append(model.generate(batch, attention_mask=mask, max_new_tokens=6, pad_token_id=0, **way, **more))
+        assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
+
+
+def test_a_pipeline(tokens):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({str(n): n for n in range(101)}, unk_token="0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", padding_side="left")
+    model = extend(make("llama"), "dape-kerple")
+    shake(model)
+    write = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer, batch_size=2)
+    settings = {"max_new_tokens": 4, "do_sample": False}
+    alone = write("1 2 3", **settings)[0]["generated_text"]
+    together = write(["1 2 3", "4 5 6 7 8"], **settings)[0][0]["generated_text"]
+    assert together == alone and alone.startswith("1 2 3")
+
+
 @pytest.mark.parametrize("kind", SUPPORTED)
 def test_logits_are_the_formula(kind, tokens, monkeypatch):
     """One layer by hand: A + f([A; B]), the scores those of the model itself."""
@@ -166,6 +201,65 @@ def test_gradient_checkpointing_gives_the_same_gradients(tokens):
         torch.testing.assert_close(a, b)
 
 
+class Texts(Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        text = torch.randint(1, 101, (20,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": text, "labels": text}
+
+
+@pytest.mark.parametrize("more", [{}, {"bf16": True}, {"gradient_checkpointing": True}], ids=["", "bf16", "again"])
+def test_the_trainer_changes_the_adapter_alone(more, tmp_path):
+    model = extend(make("llama"), "dape-kerple")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **more,
+    )
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Texts(), callbacks=[ProjectPositions()])
+    trainer.train()
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == {name for name in before if ".dape." in name}
+    assert sum(len(group["params"]) for group in trainer.optimizer.param_groups) == len(changed)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_mixed_precision_is_near(kind, tokens):
+    model = extend(make(kind), "dape-kerple").train()
+    shake(model)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    expected = model(tokens, use_cache=False).logits
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(tokens, use_cache=False).logits
+    torch.testing.assert_close(found.float(), expected, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore")
+def test_compiled(tokens):
+    model = extend(make("llama"), "dape-kerple")
+    shake(model)
+    mask = torch.ones_like(tokens)
+    mask[0, :5] = 0
+    compiled = torch.compile(model)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-4)
+        one, other = (m(tokens, attention_mask=mask).logits[mask.bool()] for m in (compiled, model))
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("method", [*METHODS, "dape-alibi", "t5"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_saved_and_loaded(kind, method, tokens, tmp_path):
@@ -178,6 +272,25 @@ def test_saved_and_loaded(kind, method, tokens, tmp_path):
     assert torch.equal(fresh(tokens).logits, expected)
     assert adapter_of(fresh) == adapter_of(model)
     assert json.loads((tmp_path / "a" / "adapter.json").read_text())["about"] == {"note": "mine"}
+
+
+def test_loaded_in_a_new_process(tokens, tmp_path):
+    model = extend(make("llama"), "dape-kerple")
+    shake(model)
+    save_adapter(model, tmp_path / "a")
+    remove(model)
+    model.save_pretrained(tmp_path / "model")
+    program = """
+import sys, torch, dape.hf
+from transformers import AutoModelForCausalLM
+torch.set_num_threads(1)
+model = dape.hf.load_adapter(AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/model"), sys.argv[1] + "/a")
+tokens = torch.randint(0, 101, (2, 37), generator=torch.Generator().manual_seed(0))
+torch.save(model(tokens).logits, sys.argv[1] + "/logits")
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, capture_output=True)
+    load_adapter(model, tmp_path / "a")
+    assert torch.equal(model(tokens).logits, torch.load(tmp_path / "logits"))
 
 
 def test_how_many_numbers():
@@ -263,6 +376,47 @@ def test_refused(call, words):
         call(make("llama"))
 
 
+@pytest.mark.parametrize(
+    "call", [lambda m: extend(m, hiden=3), lambda m: extend(m, "dape-v2-kerple"), lambda m: extend(m, train_length=0)]
+)
+def test_what_is_refused_leaves_the_model_as_it_was(call):
+    model = make("llama")
+    with pytest.raises((ValueError, TypeError)):
+        call(model)
+    assert all(p.requires_grad for p in model.parameters()) and not hasattr(attention_layers(model)[0], "dape")
+    extend(model)
+
+
+def test_attention_that_cannot_be_replaced(monkeypatch):
+    model = make("llama")
+    monkeypatch.setattr(model, "set_attn_implementation", lambda name: None)
+    with pytest.raises(ValueError, match="load it with attn_implementation='eager' or 'sdpa'"):
+        extend(model)
+    assert all(p.requires_grad for p in model.parameters()) and not hasattr(attention_layers(model)[0], "dape")
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_dropout_comes_back(kind, tokens):
+    model = make(kind, **{"attn_pdrop" if kind == "gpt2" else "attention_dropout": 0.4}).train()
+
+    def twice():
+        torch.manual_seed(0)
+        return model(tokens, use_cache=False).logits
+
+    before = twice()
+    extend(model)
+    model(tokens, use_cache=False)
+    remove(model)
+    assert torch.equal(twice(), before)
+
+
+def test_key_heads_that_do_not_divide():
+    model = make("llama")
+    model.config.num_key_value_heads = 3
+    with pytest.raises(ValueError, match="4 query heads cannot share 3 key heads"):
+        extend(model)
+
+
 def test_gpt2_has_no_rotation():
     with pytest.raises(ValueError, match="gpt2 has no rotation to remove"):
         extend(make("gpt2"), rope="remove")
@@ -279,10 +433,74 @@ def test_another_model(tmp_path):
         load_adapter(make("llama"), tmp_path / "b")
 
 
-def test_a_sliding_window_is_refused(tokens):
-    model = extend(make("mistral", sliding_window=8))
-    with pytest.raises(ValueError, match="plain causal attention only"):
-        model(tokens)
+WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "window", "words", "advice"),
+    [
+        ("mistral", {"sliding_window": 8}, "sliding_window=None", {"sliding_window": None}),
+        ("qwen2", WINDOW, r"layer_types=\['full_attention'\] \* 2", {"layer_types": ["full_attention"] * 2}),
+        ("qwen3", WINDOW, r"layer_types=\['full_attention'\] \* 2", {"layer_types": ["full_attention"] * 2}),
+    ],
+)
+def test_a_sliding_window_is_refused_and_the_advice_helps(kind, window, words, advice, tokens, tmp_path):
+    model = make(kind, **window)
+    with pytest.raises(ValueError, match=f"sliding window of 8 tokens.*{words}"):
+        extend(model)
+    model.save_pretrained(tmp_path)
+    advised = extend(transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **advice))
+    torch.testing.assert_close(advised(tokens[:, :8]).logits, model(tokens[:, :8]).logits, atol=1e-5, rtol=1e-5)
+    advised(tokens)
+
+
+def _facts(**changes):
+    def change(folder: Path) -> None:
+        facts = json.loads((folder / "adapter.json").read_text()) | changes
+        (folder / "adapter.json").write_text(json.dumps({k: v for k, v in facts.items() if v is not None}))
+
+    return change
+
+
+def _cut(folder: Path) -> None:
+    (folder / "adapter.safetensors").write_bytes((folder / "adapter.safetensors").read_bytes()[:-100])
+
+
+def _swap(folder: Path) -> None:
+    tensors = load_file(folder / "adapter.safetensors")
+    del tensors["0.base.r1"]
+    save_file(tensors | {"1.f.first.bias": torch.zeros(3), "9.x": torch.zeros(2)}, folder / "adapter.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_cut, "adapter.safetensors is damaged"),
+        (lambda folder: (folder / "adapter.safetensors").unlink(), "the adapter is incomplete"),
+        (lambda folder: (folder / "adapter.json").write_text("{"), "adapter.json is not JSON"),
+        (_facts(host=None), "adapter.json has no 'host'"),
+        (_facts(method=None), "adapter.json has no 'method'"),
+        (_facts(host=[1]), "is not what save_adapter writes"),
+        (_facts(options=[1]), "options is not an object"),
+        (_facts(format=9), "not an adapter of format 1"),
+        (_facts(options={"hidden": 8}), r"0.f.first.bias is \[32\], dape-kerple has \[8\]"),
+        (_swap, r"0.base.r1 is missing, dape-kerple has \[4\]; 1.f.first.bias is \[3\].*9.x is \[2\].*no such tensor"),
+    ],
+)
+def test_damaged_files_leave_the_model_as_it_was(change, words, tmp_path):
+    save_adapter(extend(make("llama")), tmp_path / "a")
+    change(tmp_path / "a")
+    model = make("llama")
+    with pytest.raises(ValueError, match=words):
+        load_adapter(model, tmp_path / "a")
+    assert all(p.requires_grad for p in model.parameters()) and not hasattr(attention_layers(model)[0], "dape")
+
+
+def test_a_folder_is_not_written_over(tmp_path):
+    model = extend(make("llama"))
+    save_adapter(model, tmp_path / "a")
+    with pytest.raises(FileExistsError, match="an adapter is saved into a new folder"):
+        save_adapter(model, tmp_path / "a")
 
 
 def test_packed_sequences_are_refused(tokens):

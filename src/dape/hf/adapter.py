@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from dape.hf.attention import NAME, PLACE, register
-from dape.hf.hosts import Host, attention_layers, describe, rotary_modules, without_dropout
+from dape.hf.hosts import Host, attention_layers, check_attention, describe, rotary_modules, set_dropout
 from dape.positional.base import AdditiveBias, PositionalEncoding
 from dape.positional.build import build
 from dape.positional.catalogue import DAPE, DAPE_V2, RANDOMIZED, find
@@ -54,7 +55,8 @@ def extend(
 
     With ``zero_init`` the model computes what it did before, up to rounding; with ``freeze`` only the adapter's tensors
     are left to train. ``train_length`` is the length the model was trained at, by default its configuration's. Other
-    options are those of `dape list`, for instance ``hidden=16``. Dropout of attention weights is switched off.
+    options are those of `dape list`, for instance ``hidden=16``. Dropout of attention weights is switched off. What is
+    refused leaves the model as it was.
     """
     host = describe(model)
     if hasattr(model, HANDLE):
@@ -64,15 +66,19 @@ def extend(
     if rope == "remove" and not host.rotates:
         raise ValueError(f"{host.model_type} has no rotation to remove")
     check_method(method)
-    length = train_length or host.train_length
+    check_attention(model)
+    length = host.train_length if train_length is None else train_length
     adapter = Adapter(method=method, options=options, zero_init=zero_init, rope=rope, train_length=length, host=host)
+    layers = attention_layers(model)
+    encodings = [new_encoding(adapter).to(next(layer.parameters()).device) for layer in layers]
+    before = _switch(model, NAME)
+    handles = [m.register_forward_hook(_no_rotation) for m in rotary_modules(model)] if rope == "remove" else []
     for parameter in model.parameters() if freeze else ():
         parameter.requires_grad_(False)
-    for layer in attention_layers(model):
-        weight = next(layer.parameters())
-        layer.add_module(PLACE, new_encoding(adapter).to(weight.device))
-        without_dropout(layer)
-    _switch_on(model, adapter)
+    for layer, pe in zip(layers, encodings, strict=True):
+        layer.add_module(PLACE, pe)
+    inside = _Inside(adapter, before, handles, [set_dropout(layer, 0.0) for layer in layers])
+    object.__setattr__(model, HANDLE, inside)
     return model
 
 
@@ -110,22 +116,28 @@ def new_encoding(adapter: Adapter) -> PositionalEncoding:
     return pe
 
 
-def _switch_on(model: nn.Module, adapter: Adapter) -> None:
+@dataclass
+class _Inside:
+    """An adapter in its model, and what :func:`remove` puts back."""
+
+    adapter: Adapter
+    implementation: str
+    handles: list[RemovableHandle]
+    dropout: list[float]
+
+
+def _switch(model: nn.Module, implementation: str) -> str:
+    """The implementation of attention that was there before."""
     register()
     config: Any = model.config
     before = config._attn_implementation
-    model.set_attn_implementation(NAME)  # pyright: ignore[reportCallIssue]
-    if config._attn_implementation != NAME:
+    model.set_attn_implementation(implementation)  # pyright: ignore[reportCallIssue]
+    if config._attn_implementation != implementation:
         raise ValueError(
-            f"{adapter.host.model_type} does not let its attention be replaced (it stays with "
+            f"{config.model_type} does not let its attention be replaced (it stays with "
             f"{config._attn_implementation!r}); load it with attn_implementation='eager' or 'sdpa'"
         )
-    handles = (
-        [module.register_forward_hook(_no_rotation) for module in rotary_modules(model)]
-        if (adapter.rope == "remove")
-        else []
-    )
-    object.__setattr__(model, HANDLE, (adapter, before, handles))
+    return before
 
 
 def _no_rotation(module: nn.Module, args: Any, output: tuple[torch.Tensor, torch.Tensor]) -> tuple[Any, Any]:
@@ -134,10 +146,14 @@ def _no_rotation(module: nn.Module, args: Any, output: tuple[torch.Tensor, torch
 
 
 def adapter_of(model: nn.Module) -> Adapter:
+    return _inside(model).adapter
+
+
+def _inside(model: nn.Module) -> _Inside:
     found = getattr(model, HANDLE, None)
     if found is None:
         raise ValueError("the model has no adapter; dape.hf.extend(model, ...) puts one in")
-    return found[0]
+    return found
 
 
 def encodings_of(model: nn.Module) -> list[PositionalEncoding]:
@@ -160,11 +176,12 @@ def project_(model: nn.Module) -> None:
 
 def remove(model: nn.Module) -> nn.Module:
     """The model as it was before :func:`extend`; its weights stay frozen or not as they are."""
-    _, before, handles = getattr(model, HANDLE, (adapter_of(model), None, []))
-    for layer in attention_layers(model):
+    inside = _inside(model)
+    for layer, dropout in zip(attention_layers(model), inside.dropout, strict=True):
         delattr(layer, PLACE)
-    for handle in handles:
+        set_dropout(layer, dropout)
+    for handle in inside.handles:
         handle.remove()
-    model.set_attn_implementation(before)  # pyright: ignore[reportCallIssue]
+    _switch(model, inside.implementation)
     object.__delattr__(model, HANDLE)
     return model

@@ -37,9 +37,8 @@ def text_mask(
     """[batch, keys up to the last query]: True where there is text."""
     if mask_function is not causal_mask_function:
         raise ValueError(
-            "an adapter of dape works with plain causal attention only; this call has a sliding window, packed "
-            "sequences (position_ids that start anew) or a mask function of its own. Pad instead of packing, or set "
-            "config.sliding_window = None where the window is longer than the text"
+            "an adapter of dape works with plain causal attention only; this call has packed sequences (position_ids "
+            "that start anew: pad instead), a sliding window or a mask function of its own"
         )
     end = int(q_offset) + q_length - int(kv_offset)
     if attention_mask is None:
@@ -68,6 +67,8 @@ def dape_attention(
         )
     if dropout:
         raise ValueError("dropout of attention weights is not supported; dape.hf.extend switches it off")
+    if query.dtype != value.dtype:  # under autocast rotation is float32; SDPA would round it too
+        query, key = query.to(value.dtype), key.to(value.dtype)
     end, width = attention_mask.shape[1], query.shape[-1]
     if scaling is not None and scaling != width**-0.5:
         query = query * (scaling * width**0.5)

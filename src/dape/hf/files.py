@@ -1,17 +1,19 @@
 """An adapter as two small files: adapter.safetensors and adapter.json. Loading them runs no code."""
 
 import json
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from dape._version import __version__
 from dape.files import new_folder
-from dape.hf.adapter import adapter_of, encodings_of, extend
-from dape.hf.hosts import describe
+from dape.hf.adapter import Adapter, adapter_of, check_method, encodings_of, extend, new_encoding
+from dape.hf.hosts import Host, describe
 
 WEIGHTS, FACTS = "adapter.safetensors", "adapter.json"
 FORMAT = 1
@@ -20,6 +22,8 @@ FORMAT = 1
 def save_adapter(model: nn.Module, folder: str | Path, *, about: dict[str, Any] | None = None) -> Path:
     """Write the adapter alone. ``about``: anything worth keeping, such as how it was trained."""
     adapter, folder = adapter_of(model), Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} exists already; an adapter is saved into a new folder")
     tensors = {
         f"{index}.{name}": tensor.detach().cpu().contiguous()
         for index, pe in enumerate(encodings_of(model))
@@ -46,19 +50,20 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 def load_adapter(model: nn.Module, folder: str | Path, *, freeze: bool = True) -> nn.Module:
-    """Put a saved adapter into ``model``, in place."""
+    """Put a saved adapter into ``model``, in place. What does not fit is refused and leaves the model as it was."""
     folder = Path(folder)
-    facts = read_facts(folder)
-    _check_host(model, facts["host"], folder)
-    tensors = load_file(folder / WEIGHTS)
+    saved = read_adapter(folder)
+    _check_host(model, saved.host, folder)
+    tensors = _read_tensors(folder / WEIGHTS)
+    _check_tensors(tensors, saved, folder)
     extend(
         model,
-        facts["method"],
-        zero_init=facts["zero_init"],
-        rope=facts["rope"],
-        train_length=facts["train_length"],
+        saved.method,
+        zero_init=saved.zero_init,
+        rope=saved.rope,
+        train_length=saved.train_length,
         freeze=freeze,
-        **facts["options"],
+        **saved.options,
     )
     for index, pe in enumerate(encodings_of(model)):
         own = {name.partition(".")[2]: t for name, t in tensors.items() if name.partition(".")[0] == str(index)}
@@ -66,11 +71,54 @@ def load_adapter(model: nn.Module, folder: str | Path, *, freeze: bool = True) -
     return model
 
 
-def _check_host(model: nn.Module, saved: dict[str, Any], folder: Path) -> None:
-    here = asdict(describe(model))
+def read_adapter(folder: Path) -> Adapter:
+    """What was saved there, without its tensors."""
+    facts = read_facts(folder)
+    try:
+        given = {f.name: facts[f.name] for f in fields(Adapter)}
+        host = Host(**given.pop("host"))
+        if not isinstance(given["options"], dict):
+            raise TypeError("options is not an object")
+        return Adapter(**given, host=host)
+    except KeyError as error:
+        raise ValueError(f"{folder / FACTS} has no {error}, which every adapter has") from error
+    except TypeError as error:
+        raise ValueError(f"{folder / FACTS} is not what save_adapter writes ({error})") from error
+
+
+def _check_host(model: nn.Module, saved: Host, folder: Path) -> None:
+    here = describe(model)
     names = ("model_type", "layers", "heads", "head_dim", "width")
     different = [
-        f"{name} {saved.get(name)}, the model has {here[name]}" for name in names if saved.get(name) != here[name]
+        f"{name} {getattr(saved, name)}, the model has {getattr(here, name)}"
+        for name in names
+        if getattr(saved, name) != getattr(here, name)
     ]
     if different:
         raise ValueError(f"{folder} is an adapter for another model: {'; '.join(different)}")
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is missing: the adapter is incomplete") from error
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}); copy it again from where the adapter was saved") from error
+
+
+def _check_tensors(tensors: dict[str, Tensor], saved: Adapter, folder: Path) -> None:
+    """Names and shapes against what the file beside them promises."""
+    check_method(saved.method)
+    with torch.device("meta"):
+        own = new_encoding(saved).state_dict()
+    expected = {f"{i}.{name}": list(t.shape) for i in range(saved.host.layers) for name, t in own.items()}
+    found = {name: list(t.shape) for name, t in tensors.items()}
+    wrong = [
+        f"{name} is {found.get(name, 'missing')}, {saved.method} has {expected.get(name, 'no such tensor')}"
+        for name in sorted(expected.keys() | found.keys())
+        if expected.get(name) != found.get(name)
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        raise ValueError(f"{folder / WEIGHTS} does not fit {FACTS}: {'; '.join(wrong[:4])}{more}")

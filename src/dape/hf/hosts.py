@@ -44,6 +44,24 @@ def describe(model: nn.Module) -> Host:
     )
 
 
+def check_attention(model: nn.Module) -> None:
+    """Refuse what the operator cannot compute before anything is changed."""
+    config: Any = getattr(model, "config", None)
+    host, groups = describe(model), getattr(config, "num_key_value_heads", None)
+    if groups and host.heads % groups:
+        raise ValueError(f"{host.model_type}: {host.heads} query heads cannot share {groups} key heads equally")
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None and getattr(config, "sliding_window", None) is None:
+        return
+    if kinds is None or any(kind != "full_attention" for kind in kinds):
+        how = f"layer_types={['full_attention']} * {host.layers}" if kinds else "sliding_window=None"
+        raise ValueError(
+            f"{host.model_type}: attention with a sliding window of {config.sliding_window} tokens cannot hold an "
+            f"adapter. Load the model without: from_pretrained(..., {how}), or the same in its config.json. Up to "
+            f"{config.sliding_window} tokens it computes what it did"
+        )
+
+
 def attention_layers(model: nn.Module) -> list[nn.Module]:
     """In the order of the layers."""
     found = [m for m in model.modules() if type(m).__name__.endswith("Attention") and hasattr(m, "layer_idx")]
@@ -63,10 +81,11 @@ def rotary_modules(model: nn.Module) -> Iterator[nn.Module]:
             yield module
 
 
-def without_dropout(layer: nn.Module) -> None:
-    """Of attention weights, which our operator does not have."""
-    if isinstance(getattr(layer, "attention_dropout", None), float):
-        layer.attention_dropout = 0.0  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+def set_dropout(layer: nn.Module, share: float) -> float:
+    """Of attention weights; the share it was."""
     dropout = getattr(layer, "attn_dropout", None)
-    if isinstance(dropout, nn.Dropout):
-        dropout.p = 0.0
+    where, name = (dropout, "p") if isinstance(dropout, nn.Dropout) else (layer, "attention_dropout")
+    before = float(getattr(where, name, 0.0))
+    if before != share:
+        setattr(where, name, share)
+    return before
