@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from dape.bench.memory import GB, available_bytes
@@ -91,5 +92,5 @@ def circumstances(config: Any, threads: int) -> dict[str, Any]:
     """The options of a benchmark, a dataclass, and everything else that its numbers depend on."""
     import torch
 
-    given = {**asdict(config), "json": None if config.json is None else str(config.json)}
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
     return {**given, "threads": threads, "torch": torch.__version__, **machine()}
