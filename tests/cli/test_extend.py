@@ -1,11 +1,13 @@
 """``dape extend`` on a tiny Llama with a byte vocabulary: from a folder to an adapter, stopped and gone on."""
 
+import importlib.util
 import json
 import random
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")
 
@@ -100,6 +102,36 @@ def test_stopped_and_gone_on(monkeypatch):
     assert one == other
 
 
+def test_dropout_of_the_model_goes_on_too(monkeypatch):
+    """GPT-2 drops hidden states while it is trained: which ones depends on the step alone."""
+    config = transformers.GPT2Config(
+        vocab_size=257, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=None, eos_token_id=None
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained("model")
+    test_stopped_and_gone_on(monkeypatch)
+
+
+def test_killed_between_two_files(monkeypatch):
+    """The weights know their step."""
+    extend("--out", "whole")
+    monkeypatch.setattr("dape.hf.tune.SAVE_SECONDS", 0.0)
+    real = Tuner.save
+
+    def killed(self: Tuner) -> None:
+        before = state.read_text() if (state := Path("out/tuning/tuning.json")).is_file() else ""
+        real(self)
+        if self.step == 2:
+            state.write_text(before)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tuner, "save", killed)
+    extend(expect=130)
+    monkeypatch.setattr(Tuner, "save", real)
+    extend()
+    one, other = (Path(folder, "adapter/adapter.safetensors").read_bytes() for folder in ("whole", "out"))
+    assert one == other
+
+
 def test_the_model_is_not_touched():
     before = Path("model/model.safetensors").read_bytes()
     extend()
@@ -117,11 +149,18 @@ def test_the_model_is_not_touched():
         ("--options hiden=3", "hiden"),
         ("--last-k 17", "length 16 is shorter than the 17 tokens to score"),
         ("--data missing.txt", "missing.txt"),
+        ("--length 9999", "the training text has"),
+        ("--lengths 9999", "the held-out text has"),
+        ("--steps 0", "--steps must be at least 1"),
+        ("--seed -1", "--seed must lie between"),
     ],
 )
-def test_wrong_arguments(argv, words, capsys):
+def test_wrong_arguments(argv, words, capsys, monkeypatch):
+    """Nothing is measured, and the right ones may follow in the same folder."""
+    monkeypatch.setattr("dape.evaluation.perplexity.measure", lambda *_, **__: pytest.fail("measured"))
     extend(*argv.split(), expect=2)
     assert words in capsys.readouterr().err
+    assert not Path("out/extend.json").exists()
 
 
 def test_not_a_model(capsys):
@@ -138,6 +177,108 @@ def test_an_architecture_without_adapters(capsys):
     transformers.OPTForCausalLM(config).save_pretrained("opt")
     assert main(["extend", "opt", *SMALL]) == 2
     assert "opt: adapters exist for gpt2, gpt_neox, llama" in capsys.readouterr().err
+
+
+def test_weights_that_are_not_all_there(capsys):
+    tensors = load_file("model/model.safetensors")
+    del tensors["model.layers.0.self_attn.q_proj.weight"]
+    save_file(tensors, "model/model.safetensors", {"format": "pt"})
+    extend(expect=2)
+    assert "1 tensors missing (model.layers.0.self_attn.q_proj.weight)" in capsys.readouterr().err
+    Path("model/model.safetensors").write_bytes(b"short")
+    extend(expect=2)
+    assert "dape: model: " in capsys.readouterr().err
+    new_model("model")
+    config = json.loads(Path("model/config.json").read_text())
+    Path("model/config.json").write_text(json.dumps(config | {"vocab_size": 300}))
+    extend(expect=2)
+    assert "lm_head.weight is [257, 16], the model has [300, 16]" in capsys.readouterr().err
+
+
+def test_a_model_saved_for_flash_attention():
+    config = json.loads(Path("model/config.json").read_text())
+    Path("model/config.json").write_text(json.dumps(config | {"attn_implementation": "flash_attention_2"}))
+    extend()
+
+
+def test_a_sliding_window(capsys):
+    config = transformers.MistralConfig(
+        vocab_size=257, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=16, sliding_window=8,
+    )  # fmt: skip
+    transformers.MistralForCausalLM(config).save_pretrained("model")
+    extend(expect=2)
+    assert "sliding window of 8 tokens cannot hold an adapter" in capsys.readouterr().err
+
+
+def test_a_table_of_positions(capsys):
+    config = transformers.GPT2Config(
+        vocab_size=257, n_embd=16, n_layer=1, n_head=2, n_positions=40, bos_token_id=None, eos_token_id=None
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained("model")
+    small = [*SMALL[: SMALL.index("--lengths")], "--train-length", "16"]
+    assert main(["extend", "model", *small]) == 0
+    assert "steps of 2 x 40 tokens" in capsys.readouterr().out
+    assert {row.length for row in read_rows(Path("out/results.jsonl"))} == {16, 32}
+    assert main(["extend", "model", *small, "--out", "far", "--length", "64"]) == 2
+    assert "a table of 40 positions, and 64 tokens were asked for" in capsys.readouterr().err
+
+
+def test_a_model_without_tokenizer(capsys):
+    new_model("model", vocab_size=5000)
+    extend(expect=2)
+    assert "model has no tokenizer.json" in capsys.readouterr().err
+    assert main(["prepare", "words.txt", "--out", "prepared"]) == 0
+    extend("--data", "prepared")
+
+
+def test_the_end_of_a_document_is_the_models(capsys):
+    """Llama 3 calls it <|end_of_text|>; a mark of ours would be one id too many."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"?": 0, "the": 1, "cat": 2, "<|end_of_text|>": 3}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    new_model("model", vocab_size=4)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|end_of_text|>").save_pretrained("model")
+    extend()
+    assert main(["prepare", "words.txt", "--out", "prepared"]) == 0
+    extend("--data", "prepared", "--out", "other", expect=2)
+    assert "was prepared with the tokenizer bytes, not with that of model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("adapter/adapter.safetensors", "adapter.safetensors is damaged"),
+        ("adapter/adapter.json", "adapter.json is not JSON"),
+        ("extend.json", "extend.json is damaged"),
+    ],
+)
+def test_damaged_results(file, words, capsys):
+    extend()
+    Path("out", file).write_bytes(Path("out", file).read_bytes()[:50])
+    extend(expect=2)
+    told = capsys.readouterr().err
+    assert words in told and "delete" in told
+
+
+@pytest.mark.parametrize("file", ["tuning.safetensors", "tuning.json"])
+def test_damaged_training(file, capsys, monkeypatch):
+    monkeypatch.setattr("dape.training.interrupt.Interruption.__call__", lambda self: True)
+    extend(expect=130)
+    path = Path("out/tuning", file)
+    path.write_bytes(path.read_bytes()[:20])
+    extend(expect=2)
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_without_the_extra(capsys, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "transformers" else real(name, *a)
+    )
+    extend(expect=2)
+    assert "dape extend needs the transformers library: pip install 'dape[hf]'" in capsys.readouterr().err
 
 
 def test_too_few_ids(capsys):

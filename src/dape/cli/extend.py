@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from dape.cli.checks import check_encoding
+from dape.cli.export import check_extra, use_offline
+from dape.cli.model_text import model_corpus
 from dape.config.fields import KEY_VALUES
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from dape.data.store import Corpus
     from dape.evaluation.records import Row
+    from dape.hf.hosts import Host
+    from dape.hf.tune import TextLessons, Tuning
 
 LONGEST = 32
 """By default evaluate up to this many training lengths."""
@@ -75,7 +79,9 @@ class Extend:
 
 
 def run(config: Extend) -> int:
+    check_extra("dape extend")
     check(config)
+    use_offline()
     with locked(config.out):
         return _extend(config)
 
@@ -100,7 +106,10 @@ def _check_out(config: Extend) -> None:
         if config.out.exists() and any(p.name != ".lock" for p in config.out.iterdir()):
             raise UsageError(f"--out {config.out}: the folder is not empty and holds no adapter; choose another")
         return
-    saved = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        saved = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{path} is damaged ({error}); use another --out, or delete this one") from error
     changed = [
         f"{name} was {saved.get(name)!r}, now {value!r}" for name, value in now.items() if saved.get(name) != value
     ]
@@ -115,45 +124,76 @@ def _settings(config: Extend) -> dict[str, Any]:
 
 
 def _extend(config: Extend) -> int:
-    """Everything that can be wrong shows before anything is trained."""
+    """Everything that can be wrong shows before anything is measured or trained, and before --out is taken."""
     from dape.cli.devices import set_threads, use_device
 
     device = use_device(config.device)
     set_threads(config.threads)
     model = _load(config, device)
-    config.out.mkdir(parents=True, exist_ok=True)
-    write_text(config.out / SETTINGS, json.dumps(_settings(config), indent=2) + "\n")
-    corpus = _corpus(config, model)
     length = config.train_length or _config(model).max_position_embeddings
-    evaluation = evaluation_of(config, length)
+    table = None if _host(model).rotates else _config(model).max_position_embeddings
+    evaluation, tuning = evaluation_of(config, length, table), _tuning(config, length, table)
     evaluation.check()
+    tuning.check()
+    _check_table(model, table, max(tuning.length, *evaluation.lengths))
+    corpus = _corpus(config, model)
+    lessons = _lessons(corpus, tuning, evaluation)
+    write_text(config.out / SETTINGS, json.dumps(_settings(config), indent=2) + "\n")
     before = _measured(config, model, corpus, evaluation, BEFORE, method=_own_encoding(model), length=length)
     _put_in(config, model, length)
-    if not (config.out / "adapter").is_dir() and not _train(config, model, corpus, length):
+    if not (config.out / "adapter").is_dir() and not _train(config, model, lessons, tuning, corpus.hash):
         return 130
     after = _measured(config, model, corpus, evaluation, AFTER, method=config.method, length=length, variant="adapter")
     return _report(config, [*before, *after], evaluation)
 
 
-def evaluation_of(config: Extend, length: int) -> EvalConfig:
-    lengths = tuple(sorted(set(config.lengths))) or tuple(length << n for n in range(LONGEST.bit_length()))
+def evaluation_of(config: Extend, length: int, table: int | None = None) -> EvalConfig:
+    """``table``: positions that the model has, if their number is fixed."""
+    doublings = tuple(length << n for n in range(LONGEST.bit_length()))
+    within = tuple(n for n in doublings if table is None or n <= table) or (length,)
+    lengths = tuple(sorted(set(config.lengths))) or within
     k = config.last_k if config.last_k is not None else max(1, min(256, *lengths))
     return EvalConfig(lengths=lengths, last_k=k, windows=config.windows)
 
 
-def _load(config: Extend, device: Any) -> "nn.Module":
-    try:
-        from transformers import AutoModelForCausalLM
-    except ImportError as error:
-        raise UsageError("dape extend needs the transformers library: pip install 'dape[hf]'") from error
-    import dape.hf.hosts as hosts
-    from dape.hf.adapter import check_method
+def _tuning(config: Extend, length: int, table: int | None) -> "Tuning":
+    from dape.hf.tune import Tuning
 
+    return Tuning(
+        length=config.length or min(4 * length, table or 4 * length),
+        steps=config.steps,
+        batch=config.batch,
+        lr=config.lr,
+        seed=config.seed,
+    )
+
+
+def _check_table(model: "nn.Module", table: int | None, longest: int) -> None:
+    if table is not None and longest > table:
+        raise UsageError(
+            f"{_config(model).model_type} has a table of {table} positions, and {longest} tokens were asked for: "
+            "--train-length, --length and --lengths must stay within the table"
+        )
+
+
+def _lessons(corpus: "Corpus", tuning: "Tuning", evaluation: EvalConfig) -> "TextLessons":
+    """Both parts of the text are long enough."""
+    from dape.data.windows import evaluation_ends
+    from dape.hf.tune import TextLessons
+
+    longest, k = max(evaluation.lengths), evaluation.last_k
+    evaluation_ends(corpus.validation, longest=longest, k=k, windows=evaluation.windows, same_document=False)
+    return TextLessons(corpus, tuning)
+
+
+def _load(config: Extend, device: Any) -> "nn.Module":
+    from dape.hf.adapter import plan
+    from dape.hf.folder import open_model
+
+    model = open_model(config.model)
     try:
-        check_method(config.method)
-        model = AutoModelForCausalLM.from_pretrained(str(config.model), local_files_only=True)
-        hosts.describe(model)
-    except (ValueError, OSError) as error:
+        plan(model, config.method, rope=config.rope, train_length=config.train_length, options=config.options)
+    except (ValueError, TypeError) as error:
         raise UsageError(f"{config.model}: {error}") from error
     return model.to(device).eval()
 
@@ -162,23 +202,24 @@ def _config(model: "nn.Module") -> Any:
     return model.config
 
 
+def _host(model: "nn.Module") -> "Host":
+    from dape.hf.hosts import describe
+
+    return describe(model)
+
+
 def _own_encoding(model: "nn.Module") -> str:
     """What the model came with, as `dape list` calls it."""
-    import dape.hf.hosts as hosts
-
-    return "rope" if hosts.describe(model).rotates else "learned"
+    return "rope" if _host(model).rotates else "learned"
 
 
 def _corpus(config: Extend, model: "nn.Module") -> "Corpus":
-    from dape.data.corpora import open_data
-
-    own = config.model / "tokenizer.json"
-    corpus = open_data(config.data, out=config.out / "data", tokenizer=str(own) if own.is_file() else "bytes")
     vocabulary = _config(model).vocab_size
+    corpus = model_corpus(config.data, config.model, "--data", vocabulary=vocabulary)
     if corpus.tokenizer.vocabulary > vocabulary:
         raise UsageError(
             f"--data {config.data}: its tokenizer has {corpus.tokenizer.vocabulary} ids, the model knows {vocabulary}; "
-            f"prepare the text with the model's own (dape prepare ... --tokenizer {own})"
+            f"prepare the text with the model's own (dape prepare ... --tokenizer {config.model / 'tokenizer.json'})"
         )
     return corpus
 
@@ -196,23 +237,22 @@ def _put_in(config: Extend, model: "nn.Module", length: int) -> None:
             torch.manual_seed(config.seed)
             extend(model, config.method, rope=config.rope, train_length=length, **config.options)
     except (ValueError, TypeError) as error:
+        if saved.is_dir():
+            raise UsageError(f"{error}. To train it anew, delete {saved}") from error
         raise UsageError(str(error)) from error
 
 
-def _train(config: Extend, model: "nn.Module", corpus: "Corpus", length: int) -> bool:
+def _train(config: Extend, model: "nn.Module", lessons: "TextLessons", tuning: "Tuning", data: str) -> bool:
     """True if the end was reached."""
     import shutil
 
     from dape.hf import save_adapter
     from dape.hf.adapter import adapter_parameters
-    from dape.hf.tune import TextLessons, Tuner, Tuning
+    from dape.hf.tune import Tuner
     from dape.training.interrupt import Interruption
 
-    tuning = Tuning(
-        length=config.length or 4 * length, steps=config.steps, batch=config.batch, lr=config.lr, seed=config.seed
-    )
     folder = config.out / "tuning"
-    tuner = Tuner(model, TextLessons(corpus, tuning), tuning, folder)
+    tuner = Tuner(model, lessons, tuning, folder)
     count = sum(p.numel() for p in adapter_parameters(model))
     print(f"training {count:,} numbers for {tuning.steps} steps of {tuning.batch} x {tuning.length} tokens", flush=True)
     with Interruption() as interrupted:
@@ -220,7 +260,7 @@ def _train(config: Extend, model: "nn.Module", corpus: "Corpus", length: int) ->
     if not done:
         print("interrupted; continue by giving the same command again", file=sys.stderr)
         return False
-    save_adapter(model, config.out / "adapter", about={"tuning": vars(tuning), "data": corpus.hash})
+    save_adapter(model, config.out / "adapter", about={"tuning": vars(tuning), "data": data})
     shutil.rmtree(folder)
     return True
 

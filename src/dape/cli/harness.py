@@ -14,6 +14,7 @@ import tyro
 from dape.cli.console import open_console
 from dape.cli.devices import set_threads, use_device
 from dape.cli.export import model_type, use_offline
+from dape.cli.model_text import model_corpus
 from dape.errors import UsageError
 from dape.files import check_writable_folder, write_text
 
@@ -106,7 +107,7 @@ def _measure(config: Harness, questions: "list[Questions]", device: Any) -> int:
     from dape.hf.harness.run import measure, open_subject
     from dape.hf.harness.tasks import choices_task, named_tasks
 
-    corpora = [_corpus(spec, config.model) for spec in config.text]
+    corpora = [model_corpus(spec, config.model, "--text") for spec in config.text]
     named = named_tasks(config.tasks, config.include) if config.tasks else []
     subject = open_subject(config.model, config.adapter, device)
     lengths = tuple(sorted(set(config.lengths))) or (_own_length(subject),)
@@ -132,30 +133,6 @@ def _measure(config: Harness, questions: "list[Questions]", device: Any) -> int:
     if config.out is not None:
         print(f"appended {len(rows)} rows to {config.out / ROWS}, lm-eval's own results are in {config.out / RESULTS}")
     return 0
-
-
-def _corpus(spec: str, folder: Path) -> "Corpus":
-    """Ids as the model reads them, an end of document included."""
-    import tempfile
-
-    from dape.cli.evaluate import open_text
-    from dape.data.tokenizer import FILE, ByteTokenizer, open_tokenizer
-    from dape.hf.tokenizer import open_exported
-
-    own = open_exported(folder)
-    with tempfile.TemporaryDirectory() as saved:
-        own.save(Path(saved))  # with the token that ends a document, which tokenizer.json alone does not say
-        given = "bytes" if isinstance(own, ByteTokenizer) else str(Path(saved, FILE))
-        corpus = open_text(spec, given, own.fingerprint)
-    same = {own.fingerprint}
-    if not isinstance(own, ByteTokenizer) and (as_file := open_tokenizer(str(folder / FILE))):
-        same.add(as_file.fingerprint)  # `dape prepare --tokenizer MODEL/tokenizer.json`
-    if corpus.tokenizer.fingerprint not in same:
-        raise UsageError(
-            f"--text {spec}: was prepared with the tokenizer {corpus.tokenizer.name}, not with that of {folder}; "
-            f"give the text itself, or prepare it: dape prepare ... --tokenizer {folder / FILE}"
-        )
-    return corpus
 
 
 def _texts(config: Harness, corpora: "list[Corpus]", length: int, longest: int) -> "list[Selected]":

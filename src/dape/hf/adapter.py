@@ -58,17 +58,7 @@ def extend(
     options are those of `dape list`, for instance ``hidden=16``. Dropout of attention weights is switched off. What is
     refused leaves the model as it was.
     """
-    host = describe(model)
-    if hasattr(model, HANDLE):
-        raise ValueError("the model has an adapter already; dape.hf.remove(model) takes it out")
-    if rope not in ("keep", "remove"):
-        raise ValueError(f"rope={rope!r} is not possible; choose one of 'keep', 'remove'")
-    if rope == "remove" and not host.rotates:
-        raise ValueError(f"{host.model_type} has no rotation to remove")
-    check_method(method)
-    check_attention(model)
-    length = host.train_length if train_length is None else train_length
-    adapter = Adapter(method=method, options=options, zero_init=zero_init, rope=rope, train_length=length, host=host)
+    adapter = plan(model, method, zero_init=zero_init, rope=rope, train_length=train_length, options=options)
     layers = attention_layers(model)
     encodings = [new_encoding(adapter).to(next(layer.parameters()).device) for layer in layers]
     before = _switch(model, NAME)
@@ -80,6 +70,32 @@ def extend(
     inside = _Inside(adapter, before, handles, [set_dropout(layer, 0.0) for layer in layers])
     object.__setattr__(model, HANDLE, inside)
     return model
+
+
+def plan(
+    model: nn.Module,
+    method: str,
+    *,
+    zero_init: bool = True,
+    rope: Rope = "keep",
+    train_length: int | None = None,
+    options: dict[str, Any],
+) -> Adapter:
+    """What :func:`extend` would put in; all that it refuses is refused here."""
+    host = describe(model)
+    if hasattr(model, HANDLE):
+        raise ValueError("the model has an adapter already; dape.hf.remove(model) takes it out")
+    if rope not in ("keep", "remove"):
+        raise ValueError(f"rope={rope!r} is not possible; choose one of 'keep', 'remove'")
+    if rope == "remove" and not host.rotates:
+        raise ValueError(f"{host.model_type} has no rotation to remove")
+    check_method(method)
+    check_attention(model)
+    length = host.train_length if train_length is None else train_length
+    adapter = Adapter(method=method, options=options, zero_init=zero_init, rope=rope, train_length=length, host=host)
+    with torch.device("meta"):
+        new_encoding(adapter)
+    return adapter
 
 
 def check_method(method: str) -> None:

@@ -3,13 +3,16 @@ stopped goes on to the weights it would have had."""
 
 import json
 import time
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dape.data.store import Corpus
@@ -94,12 +97,13 @@ class Tuner:
         return self.step == self.tuning.steps
 
     def take_step(self) -> float:
-        loss = self.lessons.loss(self.model, self.step)
+        with _dropout_of(self.model, f"{self.tuning.seed} {self.step}"):
+            loss = self.lessons.loss(self.model, self.step)
+            loss.backward()  # here too: gradient checkpointing draws again what it drew
         if not torch.isfinite(loss):
             raise ValueError(
                 f"step {self.step + 1}: the loss is {loss.item()}; try a lower --lr than {self.tuning.lr:g}"
             )
-        loss.backward()
         nn.utils.clip_grad_norm_(self.named.values(), self.tuning.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, self.tuning.schedule())
@@ -118,22 +122,32 @@ class Tuner:
             tensors |= {f"{key}.{name}": value for key, value in self.optimizer.state.get(p, {}).items()}
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / WEIGHTS) as path:
-            save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
+            # With their step: killed between the two files, it would go on from another.
+            step = {"step": str(self.step)}
+            save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, step)
         write_text(self.folder / STATE, json.dumps({"step": self.step, **asdict(self.tuning)}) + "\n")
 
     def _resume(self) -> None:
         state = self.folder / STATE
         if not state.is_file():
             return
-        saved: dict[str, Any] = json.loads(state.read_text(encoding="utf-8"))
-        self._check_same(saved)
-        tensors = load_file(self.folder / WEIGHTS)
-        with torch.no_grad():
-            for name, p in self.named.items():
-                p.copy_(tensors[f"p.{name}"])
-                keys = ("step", "exp_avg", "exp_avg_sq")
-                self.optimizer.state[p] = {key: tensors[f"{key}.{name}"] for key in keys if f"{key}.{name}" in tensors}
-        self.step = saved["step"]
+        try:
+            saved: dict[str, Any] = json.loads(state.read_text(encoding="utf-8"))
+            self._check_same(saved)
+            tensors, step = _read(self.folder / WEIGHTS)
+            self._put_back(tensors)
+            self.step = int(step or saved["step"])
+        except (ValueError, KeyError, RuntimeError, OSError, SafetensorError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(f"{self.folder} is damaged ({error}); delete it to begin the training anew") from error
+
+    @torch.no_grad()
+    def _put_back(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, p in self.named.items():
+            p.copy_(tensors[f"p.{name}"])
+            keys = ("step", "exp_avg", "exp_avg_sq")
+            self.optimizer.state[p] = {key: tensors[f"{key}.{name}"] for key in keys if f"{key}.{name}" in tensors}
 
     def _check_same(self, saved: Mapping[str, Any]) -> None:
         now = asdict(self.tuning)
@@ -142,3 +156,18 @@ class Tuner:
         ]
         if changed:
             raise UsageError(f"{self.folder} was begun with other settings: {'; '.join(changed)}; use another --out")
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    """Tensors, and the step they are of (older folders have it in the file beside alone)."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {}).get("step")  # noqa: SIM118
+
+
+@contextmanager
+def _dropout_of(model: nn.Module, words: str) -> Iterator[None]:
+    """A model's own dropout (GPT-2 has some) is a function of the words, not of what was drawn before."""
+    device = next(model.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(zlib.crc32(words.encode()))
+        yield

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from lm_eval.evaluator import evaluate
 from lm_eval.utils import handle_non_serializable
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from dape.errors import UsageError
 from dape.evaluation.records import Row
 from dape.hf import DapeForCausalLM, adapter_of, load_adapter
 from dape.hf.convert import ORIGIN, quiet
+from dape.hf.folder import open_model
 from dape.hf.harness.logs import said_once
 from dape.hf.harness.reader import Reader
 from dape.hf.harness.tasks import LastK, Selected
@@ -44,9 +45,9 @@ class Subject:
 
 
 def open_subject(folder: Path, adapter: Path | None, device: torch.device) -> Subject:
+    model = open_model(folder)
     with quiet():
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
             tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (ValueError, OSError) as error:
             raise UsageError(f"{folder}: {error}") from error

@@ -1,0 +1,59 @@
+"""Text as the model of a folder reads it, shared by the commands that take any model."""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dape.errors import UsageError
+
+if TYPE_CHECKING:
+    from dape.data.store import Corpus
+    from dape.data.tokenizer import Tokenizer
+
+BYTE_MODELS = 384
+"""Ids that a model of bytes may have: 257, and what a vocabulary is padded to."""
+
+
+def model_corpus(spec: str, folder: Path, flag: str, *, vocabulary: int | None = None) -> "Corpus":
+    """Ids of the model's own tokenizer, an end of document included.
+
+    With ``vocabulary``, the model's number of ids, a folder without tokenizer is taken for a model of bytes if it can
+    be one, and a prepared text is believed.
+    """
+    from dape.cli.evaluate import open_text
+    from dape.data.corpora import open_data
+    from dape.data.store import is_prepared
+    from dape.data.tokenizer import FILE, ByteTokenizer, open_tokenizer
+
+    has_own = (folder / FILE).is_file()
+    if vocabulary is not None and not has_own and is_prepared(Path(spec)):
+        return open_data(spec)
+    own = _tokenizer(folder, flag, vocabulary)
+    with tempfile.TemporaryDirectory() as saved:
+        own.save(Path(saved))  # with the token that ends a document, which tokenizer.json alone does not say
+        given = "bytes" if isinstance(own, ByteTokenizer) else str(Path(saved, FILE))
+        corpus = open_text(spec, given, own.fingerprint)
+    same = {own.fingerprint}
+    if not isinstance(own, ByteTokenizer) and (as_file := open_tokenizer(str(folder / FILE))):
+        same.add(as_file.fingerprint)  # `dape prepare --tokenizer MODEL/tokenizer.json`
+    if corpus.tokenizer.fingerprint not in same:
+        raise UsageError(
+            f"{flag} {spec}: was prepared with the tokenizer {corpus.tokenizer.name}, not with that of {folder}; "
+            f"give the text itself, or prepare it: dape prepare ... --tokenizer {folder / FILE}"
+        )
+    return corpus
+
+
+def _tokenizer(folder: Path, flag: str, vocabulary: int | None) -> "Tokenizer":
+    from dape.data.tokenizer import FILE, ByteTokenizer
+    from dape.hf.tokenizer import open_exported
+
+    if (folder / FILE).is_file():
+        return open_exported(folder)
+    if vocabulary is not None and vocabulary <= BYTE_MODELS:
+        return ByteTokenizer()
+    also = "" if vocabulary is None else f"; or give {flag} a folder that `dape prepare` made with it"
+    raise UsageError(
+        f"{folder} has no {FILE}, without which {flag} cannot be read as the model does. Save it there: "
+        f"AutoTokenizer.from_pretrained(...).save_pretrained({str(folder)!r}){also}"
+    )
