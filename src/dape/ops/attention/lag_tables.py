@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from dape.ops.attention.fused import lags as fused
+from dape.ops.attention.lag_call import LagCall
 from dape.ops.attention.tiles import LOG2_E, Call, Engine, TermSums, TileTerms, join_parts, run_backward, run_forward
 from dape.ops.attention.tiling import Tile
 from dape.positional.base import accumulation_dtype
@@ -65,10 +66,11 @@ def _forward(
     causal: bool,
     engine: str,
 ) -> tuple[Tensor, Tensor]:
+    given = LagCall(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal)
     if engine != "tiles":
-        return _module_of(engine).forward(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal)
-    call = Call(q, k, v, wa, w2, causal_offset=offset if causal else None)
-    return run_forward(call, _LagTerms(call, static, pre, key_padding_mask, offset, causal), q.dtype)
+        return _module_of(engine).forward(given)
+    call, terms = _for_tiles(given)
+    return run_forward(call, terms, q.dtype)
 
 
 @_forward.register_fake
@@ -100,7 +102,7 @@ def _backward(
     """Gradients of q, k, v, static, wa, pre, w2; an empty tensor stands for an absent input's."""
     inputs = (q, k, v, static, wa, pre, w2)
     compute = _by_tiles if engine == "tiles" else _module_of(engine).backward
-    found = compute(grad, out, lse, *inputs, key_padding_mask, offset, causal)
+    found = compute(grad, out, lse, LagCall(*inputs, key_padding_mask, offset, causal))
     dq, dk, dv, d_static, d_wa, d_pre, d_w2 = (
         q.new_empty(0) if x is None or t is None else t.to(x.dtype).contiguous()
         for t, x in zip(found, inputs, strict=True)
@@ -108,15 +110,18 @@ def _backward(
     return dq, dk, dv, d_static, d_wa, d_pre, d_w2
 
 
-def _by_tiles(
-    grad, out, lse, q, k, v, static, wa, pre, w2, key_padding_mask, offset: int, causal: bool
-) -> tuple[Tensor | None, ...]:
-    call = Call(q, k, v, wa, w2, causal_offset=offset if causal else None)
-    terms = _LagTerms(call, static, pre, key_padding_mask, offset, causal)
+def _by_tiles(grad: Tensor, out: Tensor, lse: Tensor, given: LagCall) -> tuple[Tensor | None, ...]:
+    call, terms = _for_tiles(given)
     dq, sums = run_backward(call, terms, grad, out, lse)
     assert isinstance(sums.terms, _TableSums)
     d_wa, d_w2 = (None, None) if sums.mixer is None else (sums.mixer.wa, sums.mixer.w2)
     return dq, join_parts(sums.dk), join_parts(sums.dv), sums.terms.static, d_wa, sums.terms.pre, d_w2
+
+
+def _for_tiles(given: LagCall) -> tuple[Call, "_LagTerms"]:
+    call = Call(given.q, given.k, given.v, given.wa, given.w2, causal_offset=given.causal_offset)
+    terms = _LagTerms(call, given.static, given.pre, given.key_padding_mask, given.offset, given.causal)
+    return call, terms
 
 
 @_backward.register_fake

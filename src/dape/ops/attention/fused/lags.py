@@ -1,4 +1,4 @@
-"""The compiled kernel for position terms that are tables over lags; the arguments are those of ``lag_tables.py``."""
+"""The compiled kernel for position terms that are tables over lags."""
 
 import math
 from dataclasses import dataclass
@@ -8,24 +8,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dape.ops.attention.fused.run import LOG2_E, Attention, Mixer, Term, Terms, outputs
+from dape.ops.attention.lag_call import LagCall
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    static: Tensor | None,
-    wa: Tensor | None,
-    pre: Tensor | None,
-    w2: Tensor | None,
-    key_padding_mask: Tensor | None,
-    offset: int,
-    causal: bool,
-) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:
-    attention = _attention(q, k, v, wa, w2, key_padding_mask, offset, causal)
-    out, lse = outputs(q, v)
-    attention.forward(_terms(q, k, static, pre, offset, causal), out, lse)
-    return out.to(q.dtype), lse
+def forward(call: LagCall) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:
+    out, lse = outputs(call.q, call.v)
+    _attention(call).forward(_terms(call), out, lse)
+    return out.to(call.q.dtype), lse
 
 
 @dataclass(frozen=True)
@@ -61,38 +50,24 @@ class Prepared:
         return out.to(q.dtype)
 
 
-def backward(
-    grad: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    static: Tensor | None,
-    wa: Tensor | None,
-    pre: Tensor | None,
-    w2: Tensor | None,
-    key_padding_mask: Tensor | None,
-    offset: int,
-    causal: bool,
-) -> tuple[Tensor | None, ...]:
+def backward(grad: Tensor, out: Tensor, lse: Tensor, call: LagCall) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, static, wa, pre, w2 in float32; None for an absent input's."""
-    attention = _attention(q, k, v, wa, w2, key_padding_mask, offset, causal)
-    found = attention.backward(grad, out, lse)
-    d_static, d_pre = found.rows(_terms(q, k, static, pre, offset, causal))
-    d_wa, d_w2 = (None, None) if wa is None else (found.d_wa, found.d_w2)
-    return found.d_q, found.d_k, found.d_v, None if static is None else d_static, d_wa, d_pre, d_w2
+    found = _attention(call).backward(grad, out, lse)
+    d_static, d_pre = found.rows(_terms(call))
+    d_wa, d_w2 = (None, None) if call.wa is None else (found.d_wa, found.d_w2)
+    return found.d_q, found.d_k, found.d_v, None if call.static is None else d_static, d_wa, d_pre, d_w2
 
 
-def _attention(q, k, v, wa, w2, key_padding_mask, offset: int, causal: bool) -> Attention:
-    mixer = None if wa is None else Mixer(wa, w2)
-    return Attention(q, k, v, mixer, causal_offset=offset if causal else None, key_padding_mask=key_padding_mask)
+def _attention(call: LagCall) -> Attention:
+    mixer = None if call.wa is None or call.w2 is None else Mixer(call.wa, call.w2)
+    padding = call.key_padding_mask
+    return Attention(call.q, call.k, call.v, mixer, causal_offset=call.causal_offset, key_padding_mask=padding)
 
 
-def _terms(q: Tensor, k: Tensor, static: Tensor | None, pre: Tensor | None, offset: int, causal: bool) -> Terms:
-    heads, queries, lags = q.shape[1], q.shape[2], q.shape[2] + k.shape[2] - 1
-    laid_out = _laid_out(static, pre, heads, lags, max(0, offset + queries) if causal else None)
-    return laid_out.from_largest_lag(0, queries)
+def _terms(call: LagCall) -> Terms:
+    hidden_from = max(0, call.offset + call.queries) if call.causal else None
+    laid_out = _laid_out(call.static, call.pre, call.q.shape[1], call.lags, hidden_from)
+    return laid_out.from_largest_lag(0, call.queries)
 
 
 def _laid_out(static: Tensor | None, pre: Tensor | None, heads: int, lags: int, hidden_from: int | None) -> Terms:
