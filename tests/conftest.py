@@ -1,5 +1,12 @@
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
 import pytest
 import torch
+
+from dape.sweep import pool
+from dape.sweep.pool import Task
 
 
 @pytest.fixture(autouse=True)
@@ -9,3 +16,24 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def here(monkeypatch) -> list[str]:
+    """Runs that would each be a process take place in this one, one after the other; their names, as they begin."""
+    names: list[str] = []
+
+    def in_process(tasks: Sequence[Task], jobs: int, *, tick: Callable) -> Iterator[tuple[Task, int]]:
+        for task in tasks:
+            names.append(task.name)
+            tick([task])
+            worker, job = task.arguments
+            try:
+                code = importlib.import_module(worker).main(Path(job))
+            except Exception as error:  # the last words of a process
+                task.log.write_text(f"{type(error).__name__}: {error}\n")
+                code = 1
+            yield task, code
+
+    monkeypatch.setattr(pool, "run_tasks", in_process)
+    return names

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from dape.cli import main
 from dape.evaluation.records import read_rows
 from dape.files import locked
 from dape.sweep import pool, worker
-from dape.sweep.pool import Task, usable_cores
+from dape.sweep.pool import usable_cores
 from dape.training.checkpoint import find
 from dape.training.loop import Trainer
 from dape.training.run import read_metrics
@@ -41,31 +41,11 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def drawn(monkeypatch) -> list[str]:
-    """Runs take place one after the other in this process; their names, as they begin."""
-    names: list[str] = []
-
-    def in_process(tasks: Sequence[Task], jobs: int, *, tick: Callable) -> Iterator[tuple[Task, int]]:
-        for task in tasks:
-            names.append(task.name)
-            tick([task])
-            try:
-                code = worker.main(Path(task.arguments[1]))
-            except Exception as error:
-                task.log.write_text(f"{type(error).__name__}: {error}\n")
-                code = 1
-            yield task, code
-
-    monkeypatch.setattr(pool, "run_tasks", in_process)
-    return names
-
-
-@pytest.fixture
-def begun(drawn, monkeypatch) -> list[str]:
-    """The same without figures, which take half a second."""
+def begun(here, monkeypatch) -> list[str]:
+    """Names of runs in this process, without figures, which take half a second."""
     monkeypatch.setattr("dape.report.figures.perplexity_figure", lambda *args, **kwargs: None)
     monkeypatch.setattr("dape.report.figures.save_figure", lambda *args, **kwargs: None)
-    return drawn
+    return here
 
 
 def compare(*argv: str, methods: str = "rope dape-kerple", seeds: int = 2, expect: int = 0) -> None:
@@ -80,13 +60,13 @@ def weights(run: str) -> dict[str, torch.Tensor]:
 # From beginning to end -----------------------------------------------------------------------------------------------
 
 
-def test_files_table_and_rows(drawn, capsys):
+def test_files_table_and_rows(here, capsys):
     compare()
     shown = capsys.readouterr()
     assert sorted(p.name for p in Path("out").iterdir() if p.is_file() and p.name != ".lock") == FILES
-    assert drawn == ["dape-kerple-seed0", "rope-seed0", "dape-kerple-seed1", "rope-seed1"]
+    assert here == ["dape-kerple-seed0", "rope-seed0", "dape-kerple-seed1", "rope-seed1"]
     rows = read_rows(Path("out/results.jsonl"))
-    assert [(row.run, row.length) for row in rows] == [(run, length) for run in drawn for length in (8, 16)]
+    assert [(row.run, row.length) for row in rows] == [(run, length) for run in here for length in (8, 16)]
     for row in rows:
         assert (row.protocol, row.k, row.windows, row.mode, row.scored_tokens) == ("last_k", 4, 5, "packed", 20)
         assert (row.train_length, row.step, len(row.window_nll)) == (

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ from dape.cli import main, reproduce_time
 from dape.evaluation.records import read_rows
 from dape.reproduce import scales
 from dape.reproduce.catalogue import EXPERIMENTS
-from dape.sweep import pool, worker
-from dape.sweep.pool import Task
+from dape.sweep import worker
 
 
 @pytest.fixture(autouse=True)
@@ -25,26 +23,6 @@ def elsewhere(tmp_path, monkeypatch):
     draw = random.Random(0)
     lines = [" ".join(draw.choices(["the", "cat", "sat", "on", "mats"], k=6)) for _ in range(3000)]
     (tmp_path / "words.txt").write_text("\n".join(lines))
-
-
-@pytest.fixture
-def here(monkeypatch) -> list[str]:
-    """Runs take place in this process, one after the other; their names."""
-    names: list[str] = []
-
-    def in_process(tasks: Sequence[Task], jobs: int, *, tick: Callable) -> Iterator[tuple[Task, int]]:
-        for task in tasks:
-            names.append(task.name)
-            tick([task])
-            try:
-                code = worker.main(Path(task.arguments[1]))
-            except ValueError as error:
-                task.log.write_text(f"{type(error).__name__}: {error}\n")
-                code = 1
-            yield task, code
-
-    monkeypatch.setattr(pool, "run_tasks", in_process)
-    return names
 
 
 def reproduce(*argv: str, expect: int = 0) -> None:

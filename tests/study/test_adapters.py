@@ -1,7 +1,6 @@
 """``dape study adapters``: its plan, each treatment of a tiny model, and the command."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +16,11 @@ from dape.evaluation.probe.mqar import Sequences  # noqa: E402
 from dape.evaluation.records import Row, read_rows  # noqa: E402
 from dape.hf.tune import Tuning  # noqa: E402
 from dape.report.study import comparison  # noqa: E402
-from dape.study import tasks, worker  # noqa: E402
+from dape.study import tasks  # noqa: E402
 from dape.study.config import TREATMENTS, StudyConfig, find  # noqa: E402
 from dape.study.plan import Run, Study  # noqa: E402
 from dape.study.tasks import RecallTask  # noqa: E402
 from dape.study.worker import Job, new_model, scale_rotation, treated  # noqa: E402
-from dape.sweep import pool  # noqa: E402
-from dape.sweep.pool import Task  # noqa: E402
 
 TINY = StudyConfig(
     layers=1, width=16, heads=2, train_length=8, base_steps=2, base_tokens=32, steps=2, tokens=32, reach=4, windows=3
@@ -115,24 +112,15 @@ def test_scaling_is_that_of_the_library(kind, base):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> list[str]:
-    """Runs take place in this process, one after the other; their names."""
+def here(here, tmp_path, monkeypatch) -> list[str]:
+    """Runs take place in this process and in a folder of its own; their names."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
     draw = random.Random(0)
     lines = [" ".join(draw.choices(["the", "cat", "sat", "on", "mats"], k=6)) for _ in range(300)]
     (tmp_path / "words.txt").write_text("\n".join(lines))
-    names: list[str] = []
-
-    def in_process(tasks: Sequence[Task], jobs: int, *, tick: Callable) -> Iterator[tuple[Task, int]]:
-        for task in tasks:
-            names.append(task.name)
-            tick([task])
-            yield task, worker.main(Path(task.arguments[1]))
-
-    monkeypatch.setattr(pool, "run_tasks", in_process)
-    return names
+    return here
 
 
 def command(*argv: str, expect: int = 0) -> None:
