@@ -54,7 +54,7 @@ class Term:
         return torch.zeros(threads, *self.data.shape)
 
     def total(self, sums: Float[Tensor, "t c *n"]) -> Float[Tensor, "c *n"]:
-        return sums.sum(0)[..., : self.columns]
+        return _total(sums)[..., : self.columns]
 
 
 @dataclass(frozen=True)
@@ -215,11 +215,11 @@ class BackwardPass:
     @property
     def d_k(self) -> Float[Tensor, "b g k d"]:
         keys, width = self.of.k_shape[2:]
-        return self._d_k.sum(0)[:, :, :keys, :width] / LOG2_E
+        return _total(self._d_k)[:, :, :keys, :width] / LOG2_E
 
     @property
     def d_v(self) -> Float[Tensor, "b g k e"]:
-        return self._d_v.sum(0)[:, :, : self.of.k_shape[2], : self.of.value_width]
+        return _total(self._d_v)[:, :, : self.of.k_shape[2], : self.of.value_width]
 
     @property
     def d_wa(self) -> Float[Tensor, "D h"]:
@@ -228,3 +228,7 @@ class BackwardPass:
     @property
     def d_w2(self) -> Float[Tensor, "h D"]:
         return self._d_w2.sum(0)
+
+
+def _total(parts: Float[Tensor, "p *s"]) -> Float[Tensor, "*s"]:
+    return parts[0] if len(parts) == 1 else parts.sum(0)  # a sum over one would be a copy
