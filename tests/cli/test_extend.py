@@ -165,9 +165,9 @@ def test_wrong_arguments(argv, words, capsys, monkeypatch):
 
 def test_not_a_model(capsys):
     assert main(["extend", "meta-llama/Llama-3", *SMALL]) == 2
-    assert "Nothing is downloaded: give a folder on this machine" in capsys.readouterr().err
+    assert "never goes to the network: download it first, `hf download meta-llama/Llama-3" in capsys.readouterr().err
     assert main(["extend", ".", *SMALL]) == 2
-    assert "no config.json in it" in capsys.readouterr().err
+    assert "has no config.json" in capsys.readouterr().err
 
 
 def test_an_architecture_without_adapters(capsys):

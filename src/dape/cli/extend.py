@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from dape.cli.checks import check_encoding
-from dape.cli.export import check_extra, use_offline
+from dape.cli.export import check_extra, model_type, use_offline
 from dape.cli.model_text import model_corpus
 from dape.config.fields import KEY_VALUES
 from dape.errors import UsageError
@@ -37,7 +37,8 @@ class Extend:
     MODEL is a folder of the transformers library (Llama, Mistral, Qwen2, Qwen3, GPT-NeoX or GPT-2) with its
     tokenizer.json. DAPE goes into each attention layer; at first it changes nothing, then its few thousand numbers are
     trained on your text, at a length a little beyond what the model knows. Perplexity is measured before and after on
-    the same tokens at every length. OUT/adapter (kilobytes) is put back by dape.hf.load_adapter(model, folder).
+    the same tokens at every length. OUT/adapter (kilobytes) is put back by dape.hf.load_adapter(model, folder). GPT-2
+    reads no further than its table of positions, with an adapter or without.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -87,9 +88,7 @@ def run(config: Extend) -> int:
 
 
 def check(config: Extend) -> None:
-    if not (config.model / "config.json").is_file():
-        hub = "" if config.model.exists() else " Nothing is downloaded: give a folder on this machine."
-        raise UsageError(f"{config.model}: is not the folder of a model (no config.json in it).{hub}")
+    model_type(config.model)
     check_encoding(config.method, "--method")
     for name in ("train_length", "length", "windows", "last_k", "threads"):
         value = getattr(config, name)
