@@ -410,6 +410,14 @@ def test_dropout_comes_back(kind, tokens):
     assert torch.equal(twice(), before)
 
 
+@pytest.mark.parametrize("kind", sorted(set(SUPPORTED) - {"gpt2"}))  # it keeps the question to itself
+def test_weights_that_do_not_exist_are_not_promised(kind, tokens):
+    model = make(kind)
+    extend(model, "dape-kerple", train_length=8)
+    with pytest.raises(ValueError, match="never whole in memory"):
+        model(tokens, output_attentions=True)
+
+
 def test_key_heads_that_do_not_divide():
     model = make("llama")
     model.config.num_key_value_heads = 3

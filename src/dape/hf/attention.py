@@ -19,6 +19,7 @@ from dape.positional.base import PositionalEncoding
 
 NAME = "dape"
 """Of the implementation, as in ``model.set_attn_implementation``."""
+NO_WEIGHTS = "attention weights are never whole in memory here; dape.intermediates and `dape visualize` show them"
 PLACE = "dape"
 """The attribute of an attention layer that holds its encoding."""
 
@@ -55,6 +56,7 @@ def dape_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    output_attentions: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """[b, h, t, d] in, [b, t, h, d] out; q and k come rotated if the model rotates."""
@@ -65,6 +67,8 @@ def dape_attention(
         raise ValueError(
             f"attn_implementation {NAME!r} builds its own mask [batch, keys]; a mask of another form was given"
         )
+    if output_attentions:
+        raise ValueError(NO_WEIGHTS)
     if dropout:
         raise ValueError("dropout of attention weights is not supported; dape.hf.extend switches it off")
     if query.dtype != value.dtype:  # under autocast rotation is float32; SDPA would round it too

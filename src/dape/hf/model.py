@@ -15,6 +15,7 @@ from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
+from dape.hf.attention import NO_WEIGHTS
 from dape.hf.config import DapeConfig
 from dape.hf.places import places_of
 from dape.models.cache import Cache
@@ -133,9 +134,7 @@ class DapeForCausalLM(PreTrainedModel, GenerationMixin):
         """
         tokens = _one_of(input_ids, inputs_embeds)
         if _asked(output_attentions, self.config.output_attentions):
-            raise ValueError(
-                "attention weights are never whole in memory here; dape.intermediates and `dape visualize` show them"
-            )
+            raise ValueError(NO_WEIGHTS)
         cache = self._cache(past_key_values, use_cache, position_ids)
         past = 0 if cache is None else int(cache.get_seq_length())
         seen: list[Tensor] | None = [] if _asked(output_hidden_states, self.config.output_hidden_states) else None
