@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dape.evaluation.records import Row
 from dape.evaluation.statistics import Results, arrange, holm, paired_t
-from dape.report.numbers import as_text, p_text
+from dape.report.numbers import p_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ ADAPTIVE = "dape-kerple"
 """What the others are compared with: the whole method, on the bias that the paper likes best."""
 
 # In inches.
-PANEL_WIDTH, PANEL_HEIGHT, GAP, LEFT, LEGEND = 2.3, 2.5, 0.25, 0.6, 1.75
+PANEL_WIDTH, PANEL_HEIGHT, GAP, LEFT, LEGEND = 2.3, 2.5, 0.25, 0.65, 1.35
 
 
 def metric_of(rows: Sequence[Row]) -> str:
@@ -145,7 +145,7 @@ def _draw(panel: "Axes", results: Results, styles: "dict[str, Look]", metric: st
         return
     panel.set_yscale("log")
     for axis_format in (panel.yaxis.set_major_formatter, panel.yaxis.set_minor_formatter):
-        axis_format(FuncFormatter(lambda value, _: as_text(value) if f"{value:e}"[0] in "1235" else ""))
+        axis_format(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "1235" else ""))
 
 
 def _caption(rows: Sequence[Row], metric: str) -> str:
