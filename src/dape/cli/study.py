@@ -1,5 +1,6 @@
 """``dape study adapters``: what gives a model longer reach, measured under the same conditions."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -152,7 +153,7 @@ def _report(study: "Study", failures: dict[str, str]) -> int:
     """Files first, then the terminal."""
     from dape.report.drawing import save_figure
     from dape.report.reproduction import labelled
-    from dape.report.study import comparison, metric_of, study_figure
+    from dape.report.study import comparison, metric_of, not_learned, study_figure
     from dape.report.tables import markdown_table, terminal_table
 
     rows = study.collect()
@@ -161,9 +162,13 @@ def _report(study: "Study", failures: dict[str, str]) -> int:
         return 1
     named, metric = labelled(rows), metric_of(rows)
     table = markdown_table(named, metric=metric)
-    write_text(study.out / "table.md", "\n".join(part for part in (table, comparison(rows)) if part))
+    warnings = not_learned(rows)
+    parts = (table, "".join(f"- {each}\n" for each in warnings), comparison(rows))
+    write_text(study.out / "table.md", "\n".join(part for part in parts if part))
     save_figure(study_figure(rows), study.out / "curves")
     console = open_console()
     console.print(terminal_table(named, metric=metric, width=console.width))
+    for each in warnings:
+        print(each, file=sys.stderr)
     print(f"wrote results.jsonl, table.md, curves.png, curves.svg in {study.out}")
     return 1 if failures else 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dape.evaluation.records import Row
 from dape.evaluation.statistics import Results, arrange, holm, paired_t
 from dape.report.numbers import p_text
+from dape.study.config import BASE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from dape.report.looks import Look
 
+LEARNED = 0.9
 ADAPTIVE = "dape-kerple"
 """What the others are compared with: the whole method, on the bias that the paper likes best."""
 
@@ -32,6 +34,20 @@ def tuning_lengths(rows: Sequence[Row]) -> list[int]:
 def tuned_at(rows: Sequence[Row], length: int) -> list[Row]:
     """What was tuned at this length, and what was not tuned at all."""
     return [row for row in rows if row.extra["tuned_at"] in (0, length)]
+
+
+def not_learned(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each model that cannot do the task even at its own length."""
+    return [
+        f"{row.run} has not learned the task: {100 * row.value:.0f}% at its own length, {row.length}. What treatments do "
+        "to it says nothing; train with more --base-steps."
+        for row in rows
+        if row.metric == "accuracy"
+        and row.extra["treatment"] == BASE
+        and row.length == row.train_length
+        and "depth" not in row.extra
+        and row.value < LEARNED
+    ]
 
 
 # The whole method against each other treatment -----------------------------------------------------------------------

@@ -8,6 +8,8 @@ from dape.errors import UsageError
 from dape.evaluation.probe.config import RecallConfig
 
 Trained = Literal["nothing", "adapter", "all"]
+BASE = "base"
+"""The model itself, in the place of a treatment."""
 
 
 @dataclass(frozen=True, kw_only=True)

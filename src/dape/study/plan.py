@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from dape.study.config import StudyConfig, find
-from dape.study.worker import BASE, Job
+from dape.study.config import BASE, StudyConfig, find
+from dape.study.worker import Job
 from dape.sweep.compare import relative_data
 from dape.sweep.grid import Effort, Grid, united
 

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dape.files import write_text
-from dape.study.config import StudyConfig, Treatment, find
+from dape.study.config import BASE, StudyConfig, Treatment, find
 from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised
 
 if TYPE_CHECKING:
     from dape.study.tasks import Task
-
-BASE = "base"
 
 
 @dataclass(frozen=True, kw_only=True)
