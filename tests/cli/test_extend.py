@@ -132,6 +132,15 @@ def test_killed_between_two_files(monkeypatch):
     assert one == other
 
 
+def test_yarn_under_the_adapter_reaches_as_far_as_is_measured():
+    """32 training lengths by default; what is loaded again has the same rotation."""
+    extend("--rope", "yarn")
+    facts = json.loads(Path("out/adapter/adapter.json").read_text())
+    longest = max(row.length for row in read_rows(Path("out/after.jsonl")))
+    assert facts["rope"] == "yarn" and facts["factor"] == longest / facts["train_length"] > 1
+    extend("--rope", "yarn", "--factor", "0.5", "--out", "other", expect=2)
+
+
 def test_the_model_is_not_touched():
     before = Path("model/model.safetensors").read_bytes()
     extend()

@@ -317,6 +317,50 @@ def test_without_rotation(tokens):
     assert (kept(tokens).logits[:, -1] - kept(swapped).logits[:, -1]).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("kind", sorted(set(SUPPORTED) - {"gpt2"}))
+def test_yarn_under_the_adapter(kind, tokens, tmp_path):
+    """At first what the library's own YaRN gives; saved, loaded and removed with the adapter."""
+    plain = make(kind)
+    before = plain(tokens).logits
+    scaled = make(kind)
+    scaled.config.rope_parameters = {
+        **scaled.config.rope_parameters, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8,
+    }  # fmt: skip
+    (holder,) = [m for m in scaled.modules() if hasattr(m, "rotary_emb")]
+    holder.rotary_emb = type(holder.rotary_emb)(scaled.config)
+    expected = scaled(tokens).logits
+    extend(plain, "dape-kerple", rope="yarn", factor=4, train_length=8)
+    torch.testing.assert_close(plain(tokens).logits, expected, atol=1e-5, rtol=1e-5)
+    assert (expected - before).abs().max() > 1e-4
+    shake(plain)
+    found = plain(tokens).logits
+    save_adapter(plain, tmp_path / "adapter")
+    again = load_adapter(make(kind), tmp_path / "adapter")
+    assert torch.equal(again(tokens).logits, found)
+    torch.testing.assert_close(remove(plain)(tokens).logits, before, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "words"),
+    [
+        ("llama", {"rope": "yarn"}, "a factor above 1"),
+        ("llama", {"factor": 4.0}, "a factor above 1"),
+        ("gpt2", {"rope": "yarn", "factor": 4.0}, "gpt2 has no rotation to slow down"),
+        ("llama", {"rope": "turn"}, "'keep', 'remove', 'yarn'"),
+    ],
+)
+def test_rotations_that_cannot_be(kind, settings, words):
+    with pytest.raises(ValueError, match=words):
+        extend(make(kind), "dape-kerple", train_length=8, **settings)
+
+
+def test_a_rotation_is_scaled_once():
+    model = make("llama")
+    model.config.rope_parameters["rope_type"] = "linear"
+    with pytest.raises(ValueError, match=r"scaled already .rope_type 'linear'.; use rope='keep'"):
+        extend(model, "dape-kerple", rope="yarn", factor=2, train_length=8)
+
+
 def test_starting_as_in_a_new_model(tokens):
     model = make("llama")
     before = model(tokens).logits

@@ -52,8 +52,10 @@ class Extend:
     """The adapter: DAPE on any additive bias, or the bias alone (kerple), names from `dape list`."""
     options: Annotated[dict[str, Any], KEY_VALUES] = field(default_factory=dict)
     """Options of the encoding, such as hidden=16, or variant=bias_map for f(B) without content."""
-    rope: Literal["keep", "remove"] = "keep"
-    """keep the model's rotation under the adapter, or switch it off."""
+    rope: Literal["keep", "remove", "yarn"] = "keep"
+    """keep the model's rotation under the adapter, switch it off, or slow it down (YaRN) for greater lengths."""
+    factor: float | None = None
+    """With --rope yarn: for up to so many training lengths; by default the greatest of --lengths."""
     train_length: int | None = None
     """The length the model was trained at; by default max_position_embeddings of its configuration."""
     length: int | None = None
@@ -191,10 +193,17 @@ def _load(config: Extend, device: Any) -> "nn.Module":
 
     model = open_model(config.model)
     try:
-        plan(model, config.method, rope=config.rope, train_length=config.train_length, options=config.options)
+        plan(model, config.method, **_rotation(config, model), train_length=config.train_length, options=config.options)
     except (ValueError, TypeError) as error:
         raise UsageError(f"{config.model}: {error}") from error
     return model.to(device).eval()
+
+
+def _rotation(config: Extend, model: "nn.Module") -> dict[str, Any]:
+    """Arguments of ``dape.hf.extend``."""
+    length = config.train_length or _config(model).max_position_embeddings
+    greatest = max(evaluation_of(config, length).lengths) / length if config.rope == "yarn" else 1.0
+    return {"rope": config.rope, "factor": greatest if config.factor is None else config.factor}
 
 
 def _config(model: "nn.Module") -> Any:
@@ -234,7 +243,7 @@ def _put_in(config: Extend, model: "nn.Module", length: int) -> None:
             load_adapter(model, saved)
         else:
             torch.manual_seed(config.seed)
-            extend(model, config.method, rope=config.rope, train_length=length, **config.options)
+            extend(model, config.method, **_rotation(config, model), train_length=length, **config.options)
     except (ValueError, TypeError) as error:
         if saved.is_dir():
             raise UsageError(f"{error}. To train it anew, delete {saved}") from error

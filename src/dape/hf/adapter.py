@@ -8,20 +8,31 @@ A are the scores of the model, rotated if it rotates. With ``zero_init=False`` t
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dape.hf.attention import NAME, PLACE, register
-from dape.hf.hosts import Host, attention_layers, check_attention, describe, rotary_modules, set_dropout
+from dape.hf.hosts import (
+    Host,
+    Rotation,
+    attention_layers,
+    check_attention,
+    check_unscaled,
+    describe,
+    restore_rotation,
+    rotary_modules,
+    scale_rotation,
+    set_dropout,
+)
 from dape.positional.base import AdditiveBias, PositionalEncoding
 from dape.positional.build import build
 from dape.positional.catalogue import DAPE, DAPE_V2, RANDOMIZED, find
 from dape.positional.gated import Gated
 
-Rope = Literal["keep", "remove"]
+Rope = Literal["keep", "remove", "yarn"]
 HANDLE = "_dape_adapter"
 
 
@@ -33,7 +44,9 @@ class Adapter:
     options: dict[str, Any] = field(default_factory=dict)
     zero_init: bool = True
     rope: Rope = "keep"
-    """keep: the scores that the encoding sees are rotated; remove: the model's own rotation is switched off."""
+    """keep: the scores that the encoding sees are rotated; remove: the model's own rotation is switched off; yarn: it
+    is slowed down, so that up to ``factor`` training lengths it turns no further than it did."""
+    factor: float = 1.0
     train_length: int
     host: Host
 
@@ -47,6 +60,7 @@ def extend(
     *,
     zero_init: bool = True,
     rope: Rope = "keep",
+    factor: float = 1.0,
     train_length: int | None = None,
     freeze: bool = True,
     **options: Any,
@@ -54,11 +68,14 @@ def extend(
     """Put an encoding into every attention layer of ``model``, in place, and return the model.
 
     With ``zero_init`` the model computes what it did before, up to rounding; with ``freeze`` only the adapter's tensors
-    are left to train. ``train_length`` is the length the model was trained at, by default its configuration's. Other
-    options are those of `dape list`, for instance ``hidden=16``. Dropout of attention weights is switched off. What is
-    refused leaves the model as it was.
+    are left to train. ``rope="yarn", factor=32`` puts YaRN under the adapter, for up to 32 training lengths.
+    ``train_length`` is the length the model was trained at, by default its configuration's. Other options are those of
+    `dape list`, for instance ``hidden=16``. Dropout of attention weights is switched off. What is refused leaves the
+    model as it was.
     """
-    adapter = plan(model, method, zero_init=zero_init, rope=rope, train_length=train_length, options=options)
+    adapter = plan(
+        model, method, zero_init=zero_init, rope=rope, factor=factor, train_length=train_length, options=options
+    )
     layers = attention_layers(model)
     encodings = [new_encoding(adapter).to(next(layer.parameters()).device) for layer in layers]
     before = _switch(model, NAME)
@@ -67,7 +84,8 @@ def extend(
         parameter.requires_grad_(False)
     for layer, pe in zip(layers, encodings, strict=True):
         layer.add_module(PLACE, pe)
-    inside = _Inside(adapter, before, handles, [set_dropout(layer, 0.0) for layer in layers])
+    rotations = scale_rotation(model, factor, adapter.train_length) if rope == "yarn" else []
+    inside = _Inside(adapter, before, handles, [set_dropout(layer, 0.0) for layer in layers], rotations)
     object.__setattr__(model, HANDLE, inside)
     return model
 
@@ -78,6 +96,7 @@ def plan(
     *,
     zero_init: bool = True,
     rope: Rope = "keep",
+    factor: float = 1.0,
     train_length: int | None = None,
     options: dict[str, Any],
 ) -> Adapter:
@@ -85,17 +104,27 @@ def plan(
     host = describe(model)
     if hasattr(model, HANDLE):
         raise ValueError("the model has an adapter already; dape.hf.remove(model) takes it out")
-    if rope not in ("keep", "remove"):
-        raise ValueError(f"rope={rope!r} is not possible; choose one of 'keep', 'remove'")
-    if rope == "remove" and not host.rotates:
-        raise ValueError(f"{host.model_type} has no rotation to remove")
+    check_rope(model, host, rope, factor)
     check_method(method)
     check_attention(model)
     length = host.train_length if train_length is None else train_length
-    adapter = Adapter(method=method, options=options, zero_init=zero_init, rope=rope, train_length=length, host=host)
+    adapter = Adapter(
+        method=method, options=options, zero_init=zero_init, rope=rope, factor=factor, train_length=length, host=host
+    )
     with torch.device("meta"):
         new_encoding(adapter)
     return adapter
+
+
+def check_rope(model: nn.Module, host: Host, rope: str, factor: float) -> None:
+    if rope not in get_args(Rope):
+        raise ValueError(f"rope={rope!r} is not possible; choose one of {', '.join(map(repr, get_args(Rope)))}")
+    if rope != "keep" and not host.rotates:
+        raise ValueError(f"{host.model_type} has no rotation to {'remove' if rope == 'remove' else 'slow down'}")
+    if (rope == "yarn") != (factor > 1):
+        raise ValueError(f"rope='yarn' goes with a factor above 1, and nothing else does; got {rope!r} and {factor:g}")
+    if rope == "yarn":
+        check_unscaled(model)
 
 
 def check_method(method: str) -> None:
@@ -140,6 +169,7 @@ class _Inside:
     implementation: str
     handles: list[RemovableHandle]
     dropout: list[float]
+    rotations: list[Rotation]
 
 
 def _switch(model: nn.Module, implementation: str) -> str:
@@ -198,6 +228,7 @@ def remove(model: nn.Module) -> nn.Module:
         set_dropout(layer, dropout)
     for handle in inside.handles:
         handle.remove()
+    restore_rotation(inside.rotations)
     _switch(model, inside.implementation)
     object.__delattr__(model, HANDLE)
     return model

@@ -61,6 +61,7 @@ def load_adapter(model: nn.Module, folder: str | Path, *, freeze: bool = True) -
         saved.method,
         zero_init=saved.zero_init,
         rope=saved.rope,
+        factor=saved.factor,
         train_length=saved.train_length,
         freeze=freeze,
         **saved.options,

@@ -1,10 +1,11 @@
 """Which models of the library an adapter fits, and where its parts go."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 SUPPORTED = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3")
 
@@ -79,6 +80,41 @@ def rotary_modules(model: nn.Module) -> Iterator[nn.Module]:
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "rotary_emb":
             yield module
+
+
+Rotation = tuple[nn.Module, Tensor, float]
+"""A module that makes (cos, sin), its frequencies, and the factor of its cos and sin."""
+
+
+def scale_rotation(model: nn.Module, factor: float, train_length: int) -> list[Rotation]:
+    """YaRN, as the library does it for a model that was loaded so; returns what was there."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    check_unscaled(model)
+    config: Any = copy.deepcopy(model.config)
+    given = config.rope_parameters
+    scaling = {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": train_length}
+    config.rope_parameters = {**given, **scaling}
+    before: list[Rotation] = []
+    for module in rotary_modules(model):
+        rotary: Any = module
+        frequencies, scale = ROPE_INIT_FUNCTIONS["yarn"](config, rotary.inv_freq.device)
+        before.append((module, rotary.inv_freq, rotary.attention_scaling))
+        rotary.inv_freq, rotary.attention_scaling = frequencies.to(rotary.inv_freq.dtype), scale
+    return before
+
+
+def check_unscaled(model: nn.Module) -> None:
+    config: Any = model.config
+    kind = config.rope_parameters.get("rope_type", "default")
+    if kind != "default":
+        raise ValueError(f"the rotation of this model is scaled already (rope_type {kind!r}); use rope='keep'")
+
+
+def restore_rotation(before: list[Rotation]) -> None:
+    for module, frequencies, scale in before:
+        rotary: Any = module
+        rotary.inv_freq, rotary.attention_scaling = frequencies, scale
 
 
 def set_dropout(layer: nn.Module, share: float) -> float:
