@@ -114,7 +114,8 @@ def check_unscaled(model: nn.Module) -> None:
 def restore_rotation(before: list[Rotation]) -> None:
     for module, frequencies, scale in before:
         rotary: Any = module
-        rotary.inv_freq, rotary.attention_scaling = frequencies, scale
+        # The model may have moved since.
+        rotary.inv_freq, rotary.attention_scaling = frequencies.to(rotary.inv_freq.device), scale
 
 
 def set_dropout(layer: nn.Module, share: float) -> float:
