@@ -44,6 +44,7 @@ TREATMENTS: dict[str, Treatment] = {
         _adapter("dape-nope", "A + f(A): content alone", method="dape-nope"),
         _adapter("dape-kerple-no-rope", "A + f([A; B]), the rotation removed", rope="remove"),
         _adapter("dape-kerple-yarn", "A + f([A; B]) over YaRN", scaling="yarn"),
+        _adapter("map-kerple-yarn", "A + f(B) over YaRN", options={"variant": "bias_map"}, scaling="yarn"),
         Treatment(name="fine-tuned", about="all weights tuned, the rotation as it is", trained="all"),
         Treatment(name="yarn-tuned", about="all weights tuned under YaRN", trained="all", scaling="yarn"),
     )
