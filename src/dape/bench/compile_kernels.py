@@ -30,16 +30,16 @@ STORED = {"q", "k", "v", "wa", "w2", "grad", "out"}
 SINGLE = {"static", "pre", "lse", "delta", "d_q", "d_k", "d_v", "d_static", "d_pre", "d_wa", "d_w2"}
 
 
-def cases(sizes: Sizes, device: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+def cases(sizes: Sizes) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """What a call launches, with constants beside sizes and flags."""
     square = {"M": run.ROWS, "N": run.ROWS}
     for tables in (True, False):
         flags = {"TABLES": tables}
         yield "forward", kernels.forward, {"M": run.ROWS, "N": sizes.forward_keys, **flags}
         yield "queries", kernels.backward_queries, {**square, **flags}
-        for what in run.together_or_apart(sizes, device, "FOR_K", "FOR_V"):
+        for what in run.together_or_apart(sizes, "FOR_K", "FOR_V"):
             yield "keys", kernels.backward_keys, {**square, **what, **flags}
-        for what in run.together_or_apart(sizes, device, "FOR_WEIGHTS", "FOR_TERMS", apart=not tables):
+        for what in run.together_or_apart(sizes, "FOR_WEIGHTS", "FOR_TERMS", apart=not tables):
             yield "terms", kernels.backward_terms, {**square, **what, **flags}
 
 
@@ -92,9 +92,10 @@ def main(name: str, dtype: str, heads: str, width: str, hidden: str) -> None:
         values=int(width),
         hidden=int(hidden),
         item_bytes=4 if dtype == "fp32" else 2,
+        backend=target.backend,
     )
     usual = run.flags(mix=True, tables=True, causal=True, static=True, padding=True, dtype=dtype, interpreted=False)
-    for kind, kernel, own in cases(sizes, target.backend):
+    for kind, kernel, own in cases(sizes):
         built = compiled(kernel, {**sizes.constants(), **usual, **own}, target, dtype, sizes.warps)
         purpose = [name for name, value in own.items() if name.startswith("FOR_") and value]
         row = {"kernel": kind, "for": purpose, "tables": own["TABLES"], **figures(built, target)}

@@ -18,7 +18,7 @@ from tests.ops.attention.test_equivalence import (
 )
 
 import dape
-from dape.ops.attention.triton_kernels import cells, kernels, run
+from dape.ops.attention.triton_kernels import cells, kernels, plan, run
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
 from dape.positional.base import PositionalEncoding
 
@@ -69,6 +69,21 @@ def test_sizes(name, heads, kv_heads, width, hidden, queries, keys, causal):
 def test_large_sizes(name, heads, kv_heads, width, hidden, queries, keys, causal):
     inputs = of_sizes(heads, kv_heads, width, queries, keys)
     assert_near(name, inputs, impl="triton", make=with_hidden(heads, width, hidden), causal=causal)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "values", "queries", "keys"),
+    [(3, 1, 80, 16, 5, 9), (2, 2, 16, 40, 18, 20), pytest.param(2, 1, 16, 40, 1, 65, id="decoding")],
+)
+def test_widths_that_programs_share(monkeypatch, heads, kv_heads, width, values, queries, keys):
+    """What is too wide for shared memory is multiplied in pieces; several programs have columns of the result."""
+    monkeypatch.setitem(plan.ROOM, plan.BACKEND, 2048)  # as if there were 32 heads
+    monkeypatch.setattr(plan, "USUAL_ROW_BYTES", 1024)
+    sizes = plan.Sizes(heads=heads, group=1, width=width, values=values, hidden=8, item_bytes=4)
+    assert sizes.piece(128) == 16 and max(sizes.shares(width), sizes.shares(values)) > 1 and sizes.fits
+    inputs = of_sizes(heads, kv_heads, width, queries, keys)
+    inputs = Inputs(inputs.q, inputs.k, torch.randn(2, kv_heads, keys, values), inputs.call)
+    assert_near("dape-kerple", inputs, impl="triton", make=with_hidden(heads, width, 8))
 
 
 FAST = [

@@ -6,14 +6,7 @@ import torch
 from torch import Tensor
 
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
-from dape.ops.attention.triton_kernels.plan import (
-    BACKEND,
-    MAX_HEADS,
-    MAX_HIDDEN,
-    MAX_ROW_BYTES,
-    MAX_WIDTH,
-    Sizes,
-)
+from dape.ops.attention.triton_kernels.plan import MAX_COLUMN_BYTES, MAX_HEADS, MAX_HIDDEN, MAX_WIDTH, Sizes
 from dape.positional.base import ScoreForm
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -37,11 +30,8 @@ def why_not_triton(q: Tensor, v: Tensor, form: ScoreForm) -> str | None:
     if max(q.shape[3], v.shape[3]) > MAX_WIDTH:
         return f"the Triton kernels take heads of width {MAX_WIDTH} at most, q has {q.shape[3]}, v {v.shape[3]}"
     sizes = Sizes(heads=q.shape[1], group=1, width=q.shape[3], values=v.shape[3], hidden=1, item_bytes=q.element_size())
-    if not INTERPRETED and sizes.row_bytes > MAX_ROW_BYTES[BACKEND]:
-        return (
-            f"a tile of {q.shape[1]} heads of width {max(q.shape[3], v.shape[3])} in {q.dtype}, padded to powers of "
-            "two, does not fit into a GPU's shared memory"
-        )
+    if not INTERPRETED and not sizes.fits:
+        return f"the Triton kernels take {MAX_COLUMN_BYTES // q.element_size()} heads in {q.dtype}, q has {q.shape[1]}"
     if form.mix is not None and len(form.mix.wa) > MAX_HIDDEN:
         return f"the Triton kernels take {MAX_HIDDEN} hidden units at most, f has {len(form.mix.wa)}"
     return None

@@ -3,7 +3,8 @@
 # pyright: reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false, reportReturnType=false
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportMissingImports=false
 """The kernels. A tile is [head, row, key] with all heads (f mixes them), padded to powers of two: HP heads, M rows,
-N keys, DP hidden units; DK and DV are the padded widths of keys and values.
+N keys, DP hidden units. Of the widths of keys and values, a product takes PK and PV columns at once, and a program has
+sums of SK and SV: all of them, padded, where they fit.
 
     S = q k' scale,   z = Wa S + pre,   L = S + static + W2 leaky(z),   out = softmax(mask(L)) v
 
@@ -26,24 +27,24 @@ _SIZES = ["offset", "start", "queries", "keys", "span", "static_c", "static_i", 
 
 
 @triton.jit
-def _rows(x, item, rows, count, x_b, x_h, x_t, HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
-          HP: tl.constexpr, PADDED: tl.constexpr, EVICT: tl.constexpr = "evict_last"):  # fmt: skip
-    """[HP, rows, PADDED]; GROUP heads share what is read.
+def _rows(x, item, rows, count, first, x_b, x_h, x_t, HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
+          HP: tl.constexpr, COLUMNS: tl.constexpr, EVICT: tl.constexpr = "evict_last"):  # fmt: skip
+    """[HP, rows, COLUMNS] from column ``first`` on; GROUP heads share what is read.
 
     What is needed twice in a tile is read twice: held in shared memory between, wide heads would not fit. The other
     EVICT is what keeps the compiler from making it one."""
     h = tl.arange(0, HP)[:, None, None]
-    c = tl.arange(0, PADDED)[None, None, :]
+    c = first + tl.arange(0, COLUMNS)[None, None, :]
     r = rows[None, :, None]
     where = item.to(tl.int64) * x_b + (h // GROUP) * x_h + r * x_t + c
     return tl.load(x + where, mask=(h < HEADS) & (r < count) & (c < WIDTH), other=0.0, eviction_policy=EVICT)
 
 
 @triton.jit
-def _store_rows(x, value, item, rows, count, x_b, x_h, x_t, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-                HP: tl.constexpr, PADDED: tl.constexpr):  # fmt: skip
+def _store_rows(x, value, item, rows, count, first, x_b, x_h, x_t, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+                HP: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     h = tl.arange(0, HP)[:, None, None]
-    c = tl.arange(0, PADDED)[None, None, :]
+    c = first + tl.arange(0, COLUMNS)[None, None, :]
     r = rows[None, :, None]
     where = item.to(tl.int64) * x_b + h * x_h + r * x_t + c
     tl.store(x + where, value.to(x.dtype.element_ty), mask=(h < HEADS) & (r < count) & (c < WIDTH))
@@ -66,6 +67,21 @@ def _dot(a, b, STORE: tl.constexpr, TYPE: tl.constexpr):
 def _turn(x):
     """[h, a, b] -> [h, b, a]"""
     return tl.permute(x, (0, 2, 1))
+
+
+@triton.jit
+def _product(a, rows, queries, a_b, a_h, a_t, b, cols, keys, b_b, b_h, b_t, item, HEADS: tl.constexpr,
+             GROUP: tl.constexpr, WIDTH: tl.constexpr, HP: tl.constexpr, PIECE: tl.constexpr,
+             STORE: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+    """Rows of a times rows of b, [HP, rows, cols], PIECE columns at a time: shared memory holds no more of them."""
+    x = _rows(a, item, rows, queries, 0, a_b, a_h, a_t, HEADS, 1, WIDTH, HP, PIECE)
+    y = _rows(b, item, cols, keys, 0, b_b, b_h, b_t, HEADS, GROUP, WIDTH, HP, PIECE)
+    total = _dot(x, _turn(y), STORE, TYPE)
+    for first in tl.static_range(PIECE, WIDTH, PIECE):
+        x = _rows(a, item, rows, queries, first, a_b, a_h, a_t, HEADS, 1, WIDTH, HP, PIECE)
+        y = _rows(b, item, cols, keys, first, b_b, b_h, b_t, HEADS, GROUP, WIDTH, HP, PIECE)
+        total += _dot(x, _turn(y), STORE, TYPE)
+    return total
 
 
 @triton.jit
@@ -123,31 +139,40 @@ def forward(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_s, out_b, out_h, out_t, lse_s, lse_b, lse_h,
     static_i, static_c, static_r, pre_i, pre_c, pre_r,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
-    HP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    PK: tl.constexpr, PV: tl.constexpr, SK: tl.constexpr, SV: tl.constexpr,
+    HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
     SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Program = M query rows of one item, against ``span`` keys (all of them, unless split for decoding)."""
+    """Program = M query rows of one item, against ``span`` keys (all of them, unless split for decoding); SV columns of
+    the output."""
+    SHARES: tl.constexpr = (VALUES + SV - 1) // SV
     i0 = tl.program_id(0) * M
     item = tl.program_id(1)
-    part = tl.program_id(2)
+    part = tl.program_id(2) // SHARES
+    mine = tl.program_id(2) % SHARES * SV
     rows = i0 + tl.arange(0, M)
-    queries_here = _rows(q, item, rows, queries, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, DK)
+    if PK >= WIDTH:
+        queries_here = _rows(q, item, rows, queries, 0, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, PK)
     if MIX:
         h, u = tl.arange(0, HP), tl.arange(0, DP)
         wa_t = tl.load(wa + u[None, :] * HP + h[:, None])
         w2_t = tl.load(w2 + h[None, :] * DP + u[:, None])
     largest = tl.full((HP, M, 1), -float("inf"), tl.float32)
     total = tl.zeros((HP, M, 1), tl.float32)
-    sums = tl.zeros((HP, M, DV), tl.float32)
+    sums = tl.zeros((HP, M, SV), tl.float32)
     begin = part * span
     end = tl.minimum(keys, begin + span)
     if CAUSAL:
         end = tl.minimum(end, offset + i0 + M)
     for j0 in tl.range(begin, end, N, disable_licm=True):
         cols = j0 + tl.arange(0, N)
-        key = _rows(k, item, cols, keys, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, DK)
-        logits = _dot(queries_here, _turn(key), STORE, TYPE) * scale
+        if PK >= WIDTH:
+            key = _rows(k, item, cols, keys, 0, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, PK)
+            logits = _dot(queries_here, _turn(key), STORE, TYPE) * scale
+        else:
+            logits = _product(q, rows, queries, q_b, q_h, q_t, k, cols, keys, k_b, k_h, k_t, item,
+                              HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
         if MIX:
             z = _dot(_cells(logits, HP, M, N), wa_t, STORE, TYPE)
             z += _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, TABLES, HIDDEN, DP, M, N)
@@ -160,28 +185,29 @@ def forward(
         p = tl.exp2(logits - safe)
         shrink = tl.exp2(largest - safe)
         total = total * shrink + tl.sum(p, axis=2, keep_dims=True)
-        value = _rows(v, item, cols, keys, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, DV)
+        value = _rows(v, item, cols, keys, mine, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, SV)
         sums = sums * shrink + _dot(p, value, STORE, TYPE)
         largest = now
     nothing = total == 0.0
     sums = sums / tl.where(nothing, 1.0, total)
-    _store_rows(out + part.to(tl.int64) * out_s, sums, item, rows, queries, out_b, out_h, out_t, HEADS, VALUES, HP, DV)
+    place = out + part.to(tl.int64) * out_s
+    _store_rows(place, sums, item, rows, queries, mine, out_b, out_h, out_t, HEADS, VALUES, HP, SV)
     norm = tl.where(nothing, -float("inf"), largest + tl.log2(tl.where(nothing, 1.0, total)))
     h3, r3 = tl.arange(0, HP)[:, None, None], rows[None, :, None]
     where = part.to(tl.int64) * lse_s + item.to(tl.int64) * lse_b + h3 * lse_h + r3
-    tl.store(lse + where, norm, mask=(h3 < HEADS) & (r3 < queries))
+    if mine == 0:
+        tl.store(lse + where, norm, mask=(h3 < HEADS) & (r3 < queries))
 
 
 @triton.jit
 def _weights(
-    query, key, norm, wa, w2, static, pre, padding,
-    item, i0, j0, scale, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
+    scores, norm, wa, w2, static, pre, padding,
+    item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
     HEADS: tl.constexpr, HIDDEN: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
     SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Weights p, [HP, M, N], recomputed; then, as cells, scores, hidden units and their slopes."""
-    scores = _dot(query, _turn(key), STORE, TYPE) * scale
+    """Weights p, [HP, M, N], of the scores; then, as cells, scores, hidden units and their slopes."""
     logits = scores
     if MIX:
         h, u = tl.arange(0, HP), tl.arange(0, DP)
@@ -200,10 +226,10 @@ def _weights(
 
 
 @triton.jit
-def _d_logits(p, d_out, value, delta, slope, w2, HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+def _d_logits(p, d_p, delta, slope, w2, HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
               MIX: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """Of the logits, [HP, M, N]; then, as cells, the same, and of the hidden units before the activation."""
-    d_logits = p * (_dot(d_out, _turn(value), STORE, TYPE) - delta)
+    d_logits = p * (d_p - delta)
     if MIX:
         h, u = tl.arange(0, HP), tl.arange(0, DP)
         d_cells = _cells(d_logits, HP, M, N).to(STORE)
@@ -230,35 +256,37 @@ def backward_queries(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, lse_b, lse_h, dq_b, dq_h, dq_t,
     static_i, static_c, static_r, pre_i, pre_c, pre_r,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
-    HP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    PK: tl.constexpr, PV: tl.constexpr, SK: tl.constexpr, SV: tl.constexpr,
+    HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
     SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Program = M query rows of one item."""
+    """Program = M query rows of one item, for SK columns of their gradient."""
     i0 = tl.program_id(0) * M
     item = tl.program_id(1)
+    mine = tl.program_id(2) * SK
     rows = i0 + tl.arange(0, M)
     norm = _row_values(lse, item, rows, queries, lse_b, lse_h, HEADS, HP, float("inf"))
     row_delta = _row_values(delta, item, rows, queries, lse_b, lse_h, HEADS, HP, 0.0)
-    sums = tl.zeros((HP, M, DK), tl.float32)
+    sums = tl.zeros((HP, M, SK), tl.float32)
     end = keys
     if CAUSAL:
         end = tl.minimum(end, offset + i0 + M)
     for j0 in tl.range(0, end, N, disable_licm=True):
         cols = j0 + tl.arange(0, N)
-        query = _rows(q, item, rows, queries, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, DK)
-        key = _rows(k, item, cols, keys, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, DK)
+        scores = _product(q, rows, queries, q_b, q_h, q_t, k, cols, keys, k_b, k_h, k_t, item,
+                          HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
         p, _x, _hidden, slope = _weights(
-            query, key, norm, wa, w2, static, pre, padding,
-            item, i0, j0, scale, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
+            scores, norm, wa, w2, static, pre, padding,
+            item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
             HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, STORE, TYPE)  # fmt: skip
-        value = _rows(v, item, cols, keys, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, DV)
-        d_out = _rows(grad, item, rows, queries, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, DV)
-        d_logits, _d_cells, d_z = _d_logits(p, d_out, value, row_delta, slope, w2, HP, DP, M, N, MIX, STORE, TYPE)
+        d_p = _product(grad, rows, queries, grad_b, grad_h, grad_t, v, cols, keys, v_b, v_h, v_t, item,
+                       HEADS, GROUP, VALUES, HP, PV, STORE, TYPE)  # fmt: skip
+        d_logits, _d_cells, d_z = _d_logits(p, d_p, row_delta, slope, w2, HP, DP, M, N, MIX, STORE, TYPE)
         d_scores = _d_scores(d_logits, d_z, wa, HP, DP, M, N, MIX, STORE, TYPE)
-        again = _rows(k, item, cols, keys, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, DK, "evict_first")
+        again = _rows(k, item, cols, keys, mine, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, SK, "evict_first")
         sums += _dot(d_scores, again, STORE, TYPE)
-    _store_rows(d_q, sums * scale, item, rows, queries, dq_b, dq_h, dq_t, HEADS, WIDTH, HP, DK)
+    _store_rows(d_q, sums * scale, item, rows, queries, mine, dq_b, dq_h, dq_t, HEADS, WIDTH, HP, SK)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -269,44 +297,48 @@ def backward_keys(
     dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     static_i, static_c, static_r, pre_i, pre_c, pre_r,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
-    HP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    PK: tl.constexpr, PV: tl.constexpr, SK: tl.constexpr, SV: tl.constexpr,
+    HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
     FOR_K: tl.constexpr, FOR_V: tl.constexpr, SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Program = N keys of one item; gradients of keys (FOR_K) and values (FOR_V), of every query head on its own."""
+    """Program = N keys of one item; SK columns of the gradients of keys (FOR_K), SV of those of values (FOR_V), of each
+    query head on its own."""
     j0 = tl.program_id(0) * N
     item = tl.program_id(1)
+    share = tl.program_id(2)
     cols = j0 + tl.arange(0, N)
     if FOR_K:
-        sums_k = tl.zeros((HP, N, DK), tl.float32)
+        sums_k = tl.zeros((HP, N, SK), tl.float32)
     if FOR_V:
-        sums_v = tl.zeros((HP, N, DV), tl.float32)
+        sums_v = tl.zeros((HP, N, SV), tl.float32)
     begin = 0
     if CAUSAL:
         begin = tl.maximum(j0 - offset, 0) // M * M
     for i0 in tl.range(begin, queries, M, disable_licm=True):
         rows = i0 + tl.arange(0, M)
-        key = _rows(k, item, cols, keys, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, DK)
-        query = _rows(q, item, rows, queries, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, DK)
+        scores = _product(q, rows, queries, q_b, q_h, q_t, k, cols, keys, k_b, k_h, k_t, item,
+                          HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
         norm = _row_values(lse, item, rows, queries, lse_b, lse_h, HEADS, HP, float("inf"))
         p, _x, _hidden, slope = _weights(
-            query, key, norm, wa, w2, static, pre, padding,
-            item, i0, j0, scale, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
+            scores, norm, wa, w2, static, pre, padding,
+            item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
             HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, STORE, TYPE)  # fmt: skip
-        value = _rows(v, item, cols, keys, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, DV)
-        d_out = _rows(grad, item, rows, queries, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, DV)
+        d_p = _product(grad, rows, queries, grad_b, grad_h, grad_t, v, cols, keys, v_b, v_h, v_t, item,
+                       HEADS, GROUP, VALUES, HP, PV, STORE, TYPE)  # fmt: skip
         row_delta = _row_values(delta, item, rows, queries, lse_b, lse_h, HEADS, HP, 0.0)
-        d_logits, _d_cells, d_z = _d_logits(p, d_out, value, row_delta, slope, w2, HP, DP, M, N, MIX, STORE, TYPE)
+        d_logits, _d_cells, d_z = _d_logits(p, d_p, row_delta, slope, w2, HP, DP, M, N, MIX, STORE, TYPE)
         if FOR_V:
+            d_out = _rows(grad, item, rows, queries, share * SV, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, SV)
             sums_v += _dot(_turn(p), d_out, STORE, TYPE)
         if FOR_K:
             d_scores = _d_scores(d_logits, d_z, wa, HP, DP, M, N, MIX, STORE, TYPE)
-            again = _rows(q, item, rows, queries, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, DK, "evict_first")
+            again = _rows(q, item, rows, queries, share * SK, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, SK, "evict_first")
             sums_k += _dot(_turn(d_scores), again, STORE, TYPE)
     if FOR_K:
-        _store_rows(d_k, sums_k * scale, item, cols, keys, dk_b, dk_h, dk_t, HEADS, WIDTH, HP, DK)
+        _store_rows(d_k, sums_k * scale, item, cols, keys, share * SK, dk_b, dk_h, dk_t, HEADS, WIDTH, HP, SK)
     if FOR_V:
-        _store_rows(d_v, sums_v, item, cols, keys, dv_b, dv_h, dv_t, HEADS, VALUES, HP, DV)
+        _store_rows(d_v, sums_v, item, cols, keys, share * SV, dv_b, dv_h, dv_t, HEADS, VALUES, HP, SV)
 
 
 @triton.jit(do_not_specialize=[*_SIZES, "first_band"])
@@ -316,7 +348,8 @@ def backward_terms(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, lse_b, lse_h,
     static_i, static_c, static_r, pre_i, pre_c, pre_r,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
-    HP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    PK: tl.constexpr, PV: tl.constexpr, SK: tl.constexpr, SV: tl.constexpr,
+    HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
     FOR_WEIGHTS: tl.constexpr, FOR_TERMS: tl.constexpr, SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
@@ -348,17 +381,17 @@ def backward_terms(
         j0 = j_first + step * N
         i0 = i_first + (step * M if TABLES else 0)
         rows, cols = i0 + tl.arange(0, M), j0 + tl.arange(0, N)
-        query = _rows(q, item, rows, queries, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, DK)
-        key = _rows(k, item, cols, keys, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, DK)
+        scores = _product(q, rows, queries, q_b, q_h, q_t, k, cols, keys, k_b, k_h, k_t, item,
+                          HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
         norm = _row_values(lse, item, rows, queries, lse_b, lse_h, HEADS, HP, float("inf"))
         p, x, hidden, slope = _weights(
-            query, key, norm, wa, w2, static, pre, padding,
-            item, i0, j0, scale, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
+            scores, norm, wa, w2, static, pre, padding,
+            item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
             HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, STORE, TYPE)  # fmt: skip
-        value = _rows(v, item, cols, keys, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, DV)
-        d_out = _rows(grad, item, rows, queries, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, DV)
+        d_p = _product(grad, rows, queries, grad_b, grad_h, grad_t, v, cols, keys, v_b, v_h, v_t, item,
+                       HEADS, GROUP, VALUES, HP, PV, STORE, TYPE)  # fmt: skip
         row_delta = _row_values(delta, item, rows, queries, lse_b, lse_h, HEADS, HP, 0.0)
-        d_logits, d_cells, d_z = _d_logits(p, d_out, value, row_delta, slope, w2, HP, DP, M, N, MIX, STORE, TYPE)
+        d_logits, d_cells, d_z = _d_logits(p, d_p, row_delta, slope, w2, HP, DP, M, N, MIX, STORE, TYPE)
         if FOR_WEIGHTS:
             K: tl.constexpr = M * N // PARTS
             d_z3, x3 = tl.reshape(d_z.to(STORE), (PARTS, K, DP)), tl.reshape(x, (PARTS, K, HP))

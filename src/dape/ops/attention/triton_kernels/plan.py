@@ -1,5 +1,6 @@
 """Sizes of the kernels for a call: what is padded to what, and how large a tile is. Does not import triton."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -8,9 +9,14 @@ BACKEND = "cuda" if torch.version.hip is None else "hip"
 SMALLEST = 16
 """A product of matrices has at least this many terms in each sum."""
 MAX_HEADS, MAX_WIDTH, MAX_HIDDEN = 32, 128, 64
-MAX_ROW_BYTES = {"cuda": 4096, "hip": 2048}
-"""Of all heads of a row, padded: two tiles of 16 rows must fit into shared memory at once."""
 USUAL_ROW_BYTES = 2048
+"""Of all heads, padded: 16 of width 64 in half precision. What is larger is taken in pieces."""
+ROOM = {"cuda": 4096, "hip": 2048}
+"""Bytes of such a row, of which 16 fit into shared memory beside the rest."""
+MAX_COLUMN_BYTES = 64
+"""Of all heads: 32 in half precision, 16 in single."""
+MAX_SUMS = 2048
+"""Of a row of all heads: they are kept in registers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +30,11 @@ class Sizes:
     values: int
     hidden: int
     item_bytes: int = 2
+    backend: str = BACKEND
 
     @property
     def hp(self) -> int:
         return padded(self.heads)
-
-    @property
-    def dk(self) -> int:
-        return padded(self.width)
-
-    @property
-    def dv(self) -> int:
-        return padded(self.values)
 
     @property
     def dp(self) -> int:
@@ -43,12 +42,32 @@ class Sizes:
 
     @property
     def row_bytes(self) -> int:
-        return self.hp * max(self.dk, self.dv) * self.item_bytes
+        return self.hp * padded(max(self.width, self.values)) * self.item_bytes
 
     @property
     def large(self) -> bool:
-        """More than 16 heads of width 64 in half precision: a row takes more registers than usual."""
+        """Then widths are taken in pieces, programs share the columns of a result, and have more warps."""
         return self.row_bytes > USUAL_ROW_BYTES
+
+    @property
+    def fits(self) -> bool:
+        """Beyond it the compiler gives up and keeps everything in memory (seen on sm_80: 27 kB of spills)."""
+        return self.hp * self.item_bytes <= MAX_COLUMN_BYTES
+
+    def piece(self, width: int) -> int:
+        """Columns that a product takes at once, of both operands."""
+        return min(padded(width), self._columns(ROOM[self.backend] // 2)) if self.large else padded(width)
+
+    def share(self, width: int) -> int:
+        """Columns of a result that a program has."""
+        fit = min(self._columns(ROOM[self.backend]), MAX_SUMS // self.hp)
+        return min(padded(width), fit) if self.large else padded(width)
+
+    def shares(self, width: int) -> int:
+        return math.ceil(width / self.share(width))
+
+    def _columns(self, row_bytes: int) -> int:
+        return row_bytes // (self.hp * self.item_bytes)
 
     @property
     def forward_keys(self) -> int:
@@ -67,8 +86,10 @@ class Sizes:
             "VALUES": self.values,
             "HIDDEN": self.hidden,
             "HP": self.hp,
-            "DK": self.dk,
-            "DV": self.dv,
+            "PK": self.piece(self.width),
+            "PV": self.piece(self.values),
+            "SK": self.share(self.width),
+            "SV": self.share(self.values),
             "DP": self.dp,
         }
 

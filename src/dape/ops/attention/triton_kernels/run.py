@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dape.ops.attention.triton_kernels import kernels
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
-from dape.ops.attention.triton_kernels.plan import BACKEND, Sizes
+from dape.ops.attention.triton_kernels.plan import Sizes
 from dape.positional.base import LEAKY_SLOPE
 
 LOG2_E = math.log2(math.e)
@@ -140,7 +140,8 @@ class Attention:
             "lse_h": norms.stride(2),
         }
         tile = {"M": ROWS, "N": self.sizes.forward_keys}
-        self._launch(kernels.forward, (math.ceil(queries / ROWS), batch, parts), arguments, terms, tile)
+        grid = (math.ceil(queries / ROWS), batch, parts * self.sizes.shares(self.sizes.values))
+        self._launch(kernels.forward, grid, arguments, terms, tile)
         if split:
             total = _log2_sum(norms)
             weights = torch.exp2(norms - total.masked_fill(total == -math.inf, 0.0))
@@ -195,13 +196,13 @@ class BackwardPass:
         tile = {"M": ROWS, "N": ROWS}
         row_tiles, key_tiles = math.ceil(queries / ROWS), math.ceil(keys / ROWS)
         d_q = self.d_q[:, :, rows]
-        of._launch(
-            kernels.backward_queries, (row_tiles, batch), shared | {"d_q": d_q, **_strides("dq", d_q)}, terms, tile
-        )
+        grid = (row_tiles, batch, sizes.shares(sizes.width))
+        of._launch(kernels.backward_queries, grid, shared | {"d_q": d_q, **_strides("dq", d_q)}, terms, tile)
         d_k, d_v = torch.empty_like(self._d_k[:, :, :keys]), torch.empty_like(self._d_v[:, :, :keys])
         written = {"d_k": d_k, "d_v": d_v, **_strides("dk", d_k), **_strides("dv", d_v)}
-        for what in together_or_apart(sizes, BACKEND, "FOR_K", "FOR_V"):
-            of._launch(kernels.backward_keys, (key_tiles, batch), shared | written, terms, tile | what)
+        for what in together_or_apart(sizes, "FOR_K", "FOR_V"):
+            grid = (key_tiles, batch, sizes.shares(sizes.width if what["FOR_K"] else sizes.values))
+            of._launch(kernels.backward_keys, grid, shared | written, terms, tile | what)
         self._d_k[:, :, :keys].add_(d_k)
         self._d_v[:, :, :keys].add_(d_v)
         return self._terms(terms, shared, tile, row_tiles, key_tiles)
@@ -229,7 +230,7 @@ class BackwardPass:
             "d_w2": d_w2,
             "first_band": first,
         }
-        which = together_or_apart(sizes, BACKEND, "FOR_WEIGHTS", "FOR_TERMS", apart=not terms.tables)
+        which = together_or_apart(sizes, "FOR_WEIGHTS", "FOR_TERMS", apart=not terms.tables)
         for what in which if of.mixes else [{"FOR_WEIGHTS": False, "FOR_TERMS": True}]:
             of._launch(kernels.backward_terms, (programs, batch), shared | written, terms, tile | what)
         if of.mixes:
@@ -261,9 +262,9 @@ def flags(
     }
 
 
-def together_or_apart(sizes: Sizes, backend: str, a: str, b: str, *, apart: bool = False) -> list[dict[str, bool]]:
+def together_or_apart(sizes: Sizes, a: str, b: str, *, apart: bool = False) -> list[dict[str, bool]]:
     """Two gradients in one kernel, which then computes the weights once, or in one each where they would not fit."""
-    if apart or backend == "hip" or sizes.large:
+    if apart or sizes.backend == "hip" or sizes.large:
         return [{a: True, b: False}, {a: False, b: True}]
     return [{a: True, b: True}]
 
