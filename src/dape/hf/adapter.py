@@ -84,7 +84,7 @@ def extend(
         parameter.requires_grad_(False)
     for layer, pe in zip(layers, encodings, strict=True):
         layer.add_module(PLACE, pe)
-    rotations = scale_rotation(model, factor, adapter.train_length) if rope == "yarn" else []
+    rotations = scale_rotation(model, "yarn", factor, adapter.train_length) if rope == "yarn" else []
     inside = _Inside(adapter, before, handles, [set_dropout(layer, 0.0) for layer in layers], rotations)
     object.__setattr__(model, HANDLE, inside)
     return model

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -86,19 +86,21 @@ Rotation = tuple[nn.Module, Tensor, float]
 """A module that makes (cos, sin), its frequencies, and the factor of its cos and sin."""
 
 
-def scale_rotation(model: nn.Module, factor: float, train_length: int) -> list[Rotation]:
-    """YaRN, as the library does it for a model that was loaded so; returns what was there."""
+def scale_rotation(
+    model: nn.Module, kind: Literal["linear", "yarn"], factor: float, train_length: int
+) -> list[Rotation]:
+    """As the library does it for a model that was loaded so; returns what was there."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     check_unscaled(model)
     config: Any = copy.deepcopy(model.config)
     given = config.rope_parameters
-    scaling = {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": train_length}
+    scaling = {"rope_type": kind, "factor": float(factor), "original_max_position_embeddings": train_length}
     config.rope_parameters = {**given, **scaling}
     before: list[Rotation] = []
     for module in rotary_modules(model):
         rotary: Any = module
-        frequencies, scale = ROPE_INIT_FUNCTIONS["yarn"](config, rotary.inv_freq.device)
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, rotary.inv_freq.device)
         before.append((module, rotary.inv_freq, rotary.attention_scaling))
         rotary.inv_freq, rotary.attention_scaling = frequencies.to(rotary.inv_freq.dtype), scale
     return before

@@ -22,9 +22,10 @@ class Treatment:
     method: str = ""
     """The adapter, if there is one."""
     options: dict[str, Any] = field(default_factory=dict)
-    rope: Literal["keep", "remove"] = "keep"
+    rope: Literal["keep", "remove", "yarn"] = "keep"
+    """Under an adapter."""
     scaling: Literal["", "linear", "yarn"] = ""
-    """Of the rotation: by length / training length where nothing is trained, else by the greatest of these."""
+    """Without an adapter: by length / training length where nothing is trained, else by the greatest of these."""
 
 
 def _adapter(name: str, about: str, method: str = "dape-kerple", **more: Any) -> Treatment:
@@ -43,8 +44,8 @@ TREATMENTS: dict[str, Treatment] = {
         _adapter("dape-fire", "A + f([A; B]), B of fire", method="dape-fire"),
         _adapter("dape-nope", "A + f(A): content alone", method="dape-nope"),
         _adapter("dape-kerple-no-rope", "A + f([A; B]), the rotation removed", rope="remove"),
-        _adapter("dape-kerple-yarn", "A + f([A; B]) over YaRN", scaling="yarn"),
-        _adapter("map-kerple-yarn", "A + f(B) over YaRN", options={"variant": "bias_map"}, scaling="yarn"),
+        _adapter("dape-kerple-yarn", "A + f([A; B]) over YaRN", rope="yarn"),
+        _adapter("map-kerple-yarn", "A + f(B) over YaRN", options={"variant": "bias_map"}, rope="yarn"),
         Treatment(name="fine-tuned", about="all weights tuned, the rotation as it is", trained="all"),
         Treatment(name="yarn-tuned", about="all weights tuned under YaRN", trained="all", scaling="yarn"),
     )

@@ -88,26 +88,17 @@ def treated(job: Job) -> Any:
     from transformers import LlamaForCausalLM
 
     from dape.hf.adapter import extend
+    from dape.hf.hosts import scale_rotation
 
     treatment = find(job.treatment)
     model: Any = LlamaForCausalLM.from_pretrained(job.base, local_files_only=True)
-    if treatment.scaling and treatment.trained != "nothing":
-        scale_rotation(model, treatment.scaling, job.config.reach, job.config.train_length)
+    length, reach = job.config.train_length, job.config.reach
     if treatment.method:
-        options = treatment.options
-        extend(model, treatment.method, rope=treatment.rope, train_length=job.config.train_length, **options)
+        factor = {"factor": reach} if treatment.rope == "yarn" else {}
+        extend(model, treatment.method, rope=treatment.rope, train_length=length, **factor, **treatment.options)
+    elif treatment.scaling and treatment.trained != "nothing":
+        scale_rotation(model, treatment.scaling, reach, length)
     return model
-
-
-def scale_rotation(model: Any, kind: str, factor: float, train_length: int) -> None:
-    """As the library does it for a model that says so in its configuration."""
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    config = model.config
-    plain = {"rope_type": "default", "rope_theta": config.rope_parameters["rope_theta"]}
-    scaled = {**plain, "rope_type": kind, "factor": float(factor), "original_max_position_embeddings": train_length}
-    config.rope_parameters = scaled if factor > 1 else plain
-    model.model.rotary_emb = LlamaRotaryEmbedding(config).to(model.device)
 
 
 # Training ------------------------------------------------------------------------------------------------------------
@@ -180,6 +171,8 @@ def _evaluate(job: Job, model: Any, task: "Task", folder: Path, stop: Callable[[
 
 def _prepared(job: Job, model: Any) -> Iterator[tuple[int, ...]]:
     """All lengths at once; where nothing is trained, one after the other, each with the scaling that suits it best."""
+    from dape.hf.hosts import scale_rotation
+
     config = job.config
     treatment = None if job.treatment == BASE else find(job.treatment)
     if treatment is None or not treatment.scaling or treatment.trained != "nothing":
