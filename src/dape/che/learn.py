@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from dape.che.config import CheConfig, Subject
 from dape.che.encoder import Encoder, encoder_for, model_input, total_length
+from dape.che.parts import SideBySide, parts_of
 from dape.che.tasks.base import Sample, Task
 from dape.che.tasks.catalogue import load
 from dape.evaluation.records import Row
@@ -94,6 +95,7 @@ class Trainer:
         torch.manual_seed(subject.seed)
         self.model = encoder_for(config, self.task, subject.method).to(device)
         self.optimizer = make_optimizer(self.model, self.train)
+        self.side_by_side = SideBySide()
         self.step = 0
         self._resume()
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,22 +140,45 @@ class Trainer:
 
     def update(self, sample: Sample) -> tuple[float, Tensor]:
         """Forward, backward, Adam; the loss and the logits before."""
-        noise = seeded(TRAIN, self.subject.seed, self.step, device=self.device)
-        positions = seeded(TRAIN, self.subject.seed, self.step, 1)
-        tokens, outputs = as_tokens(sample, self.config, self.task, self.device)
-        encodings = self.model.drawn_encodings(tokens.shape[1], positions)
-        logits = self.model(tokens, outputs, encodings=encodings, noise=noise)
-        loss = mean_loss(logits, torch.from_numpy(sample.targets).to(self.device))
-        if not math.isfinite(loss.item()):
-            raise ValueError(
-                f"step {self.step + 1}: the loss is {loss.item()}; try a lower --lr than {self.train.lr:g}"
-            )
-        loss.backward()
+        loss, logits, gradients = self.gradients(sample)
+        if not math.isfinite(loss):
+            raise ValueError(f"step {self.step + 1}: the loss is {loss}; try a lower --lr than {self.train.lr:g}")
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
         nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.project_()
-        return loss.item(), logits.detach()
+        return loss, logits
+
+    def gradients(self, sample: Sample) -> tuple[float, Tensor, dict[nn.Parameter, Tensor]]:
+        """Loss, logits and gradients of a step, computed in parts, which the CPU takes side by side."""
+        numbers = (TRAIN, self.subject.seed, self.step)
+        tokens, outputs = as_tokens(sample, self.config, self.task, self.device)
+        targets = torch.from_numpy(sample.targets).to(self.device)
+        encodings = self.model.drawn_encodings(tokens.shape[1], seeded(*numbers, 1))
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        batch = len(tokens)
+        parts = parts_of(batch) if self.device.type == "cpu" else [slice(0, batch)]
+
+        def work(index: int) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+            part, noise = parts[index], seeded(*numbers, 2, index, device=self.device)
+            logits = self.model(tokens[part], outputs, encodings=encodings, noise=noise)
+            loss = mean_loss(logits, targets[part]) * (len(logits) / batch)
+            return loss.detach(), logits.detach(), torch.autograd.grad(loss, parameters, allow_unused=True)
+
+        losses, logits, found = zip(*self.side_by_side(work, len(parts)), strict=True)
+        sums = {p: _sum(each) for p, each in zip(parameters, zip(*found, strict=True), strict=True)}
+        return torch.stack(losses).sum().item(), torch.cat(logits), {p: g for p, g in sums.items() if g is not None}
+
+
+def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
+    """In order, in place; None where the parameter had no part in the result."""
+    first, *others = gradients
+    for other in others:
+        if first is not None and other is not None:
+            first += other
+    return first
 
 
 def as_tokens(sample: Sample, config: CheConfig, task: Task, device: torch.device) -> tuple[Tensor, int]:

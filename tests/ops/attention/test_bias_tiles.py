@@ -44,6 +44,7 @@ def test_chosen_for_fire_and_for_positions_that_are_no_single_run():
         ("rope", {"q_document": document, "k_document": document}),
     ]
     for name, call in calls:
+        call = {"impl": "blocked", **call}
         assert dape.attention(q, k, v, make(name), explain=True, **call)[1].kernel == "bias tiles", name
 
 

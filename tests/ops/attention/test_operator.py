@@ -51,7 +51,8 @@ DOCUMENTS = {"q_document": torch.arange(9) // 5, "k_document": torch.arange(9) /
         ("dape-kerple", "reference", {}, ("reference", "whole matrix"), "asked for"),
     ],
 )
-def test_choice_and_reason(name, impl, call, expected, reason):
+def test_choice_and_reason(name, impl, call, expected, reason, monkeypatch):
+    monkeypatch.setattr(operator, "SHORT_KEYS", {True: 8, False: 8})
     pe, inputs = make(name), draw()
     torch.manual_seed(5)
     out, choice = dape.attention(*inputs, pe, impl=impl, explain=True, **call)
@@ -59,6 +60,29 @@ def test_choice_and_reason(name, impl, call, expected, reason):
     assert reason in choice.reason
     torch.manual_seed(5)  # a randomised encoding draws from here
     assert torch.equal(dape.attention(*inputs, pe, impl=impl, **call), out)
+
+
+@pytest.mark.parametrize(
+    ("name", "queries", "keys", "causal", "short"),
+    [
+        ("kerple", 48, 48, True, True),
+        ("kerple", 49, 49, True, False),
+        ("fire", 128, 128, False, True),
+        ("fire", 129, 129, False, False),
+        ("kerple", 1, 9, True, False),  # decoding, with tables beside the cache
+        ("dape-kerple", 9, 9, True, False),
+    ],
+)
+def test_few_keys_with_a_bias_are_computed_at_once(name, queries, keys, causal, short):
+    inputs = draw(queries, keys)
+    out, choice = dape.attention(*inputs, make(name), causal=causal, explain=True)
+    assert (choice.kernel == "whole matrix") == short and ("few keys" in choice.reason) == short
+    torch.testing.assert_close(out, dape.attention(*inputs, make(name), causal=causal, impl="blocked"))
+
+
+def test_many_items_of_few_keys_are_not(monkeypatch):
+    monkeypatch.setattr(operator, "SHORT_CELLS", 2 * HEADS * 9 * 9 - 1)
+    assert dape.attention(*draw(), make("kerple"), explain=True)[1].kernel == "lag tables"
 
 
 def test_many_cells_without_closed_form_are_computed_in_blocks(monkeypatch):
@@ -312,7 +336,8 @@ def test_an_override_in_a_subclass_is_not_bypassed():
 
 def test_equal_positions_of_all_items_count_as_one_run():
     positions = torch.arange(9).expand(2, -1)
-    _, choice = dape.attention(*draw(), make("kerple"), q_pos=positions, k_pos=positions, explain=True)
+    call = {"q_pos": positions, "k_pos": positions, "impl": "blocked"}
+    _, choice = dape.attention(*draw(), make("kerple"), explain=True, **call)
     assert choice.kernel == "lag tables"
 
 

@@ -1,0 +1,50 @@
+"""The parts of a batch side by side, a thread for each.
+
+Two threads that take their own examples through the whole model are faster than two that share every operation: a small
+model's operations are too small to share.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+PART = 32
+"""Examples. Fixed, so that what is computed does not depend on the number of threads."""
+
+
+def parts_of(batch: int) -> list[slice]:
+    return [slice(first, min(first + PART, batch)) for first in range(0, batch, PART)]
+
+
+class SideBySide:
+    """Calls a function on as many threads as torch has at the time. They compute at once: torch lets go of Python."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._workers = 0
+
+    def __call__(self, work: Callable[[int], T], count: int) -> list[T]:
+        """``[work(0), ..., work(count - 1)]``"""
+        allowed = torch.get_num_threads()
+        workers = min(allowed, count)
+        if workers <= 1:
+            return [work(index) for index in range(count)]
+
+        def alone(index: int) -> T:
+            torch.set_num_threads(allowed // workers)
+            return work(index)
+
+        try:
+            return list(self._threads(workers).map(alone, range(count)))
+        finally:
+            torch.set_num_threads(allowed)
+
+    def _threads(self, workers: int) -> ThreadPoolExecutor:
+        """Kept from step to step."""
+        if self._pool is None or self._workers != workers:
+            self._pool, self._workers = ThreadPoolExecutor(workers), workers
+        return self._pool

@@ -1,0 +1,81 @@
+"""A batch in parts, side by side: the same gradients as at once, the same bits on any number of threads."""
+
+import numpy as np
+import pytest
+import torch
+
+from dape.che import learn, parts
+from dape.che.config import CheConfig, Subject
+from dape.che.learn import Trainer
+from dape.che.parts import SideBySide, parts_of
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """As many as there were."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def trainer(folder, *, method: str = "dape-alibi", dropout: float = 0.1) -> Trainer:
+    config = CheConfig(width=16, layers=2, heads=2, batch=70, steps=3, hidden=4, dropout=dropout)
+    subject = Subject(task="reverse_string", method=method, seed=0, lr=1e-3)
+    return Trainer(folder, config, subject, torch.device("cpu"))
+
+
+def sample_of(run: Trainer):
+    return run.task.sample(np.random.default_rng(0), run.config.batch, 7)
+
+
+def test_parts_cover_the_batch():
+    assert parts_of(70) == [slice(0, 32), slice(32, 64), slice(64, 70)] and parts_of(5) == [slice(0, 5)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_order_and_threads(count):
+    torch.set_num_threads(4)
+    seen = SideBySide()(lambda index: (index, torch.get_num_threads()), count)
+    assert [index for index, _ in seen] == list(range(count))
+    assert {threads for _, threads in seen} == {4 // min(4, count)} and torch.get_num_threads() == 4
+
+
+def test_an_error_comes_out_and_the_threads_are_as_before():
+    torch.set_num_threads(2)
+    with pytest.raises(ZeroDivisionError):
+        SideBySide()(lambda index: 1 // (1 - index), 3)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("method", ["dape-alibi", "randomized-rope", "learned"])
+def test_same_gradients_as_at_once(method, tmp_path, monkeypatch):
+    run = trainer(tmp_path, method=method, dropout=0.0)
+    sample = sample_of(run)
+    loss, logits, found = run.gradients(sample)
+    monkeypatch.setattr(parts, "PART", 70)
+    whole_loss, whole_logits, expected = run.gradients(sample)
+    assert len(found) == len(expected) and loss == pytest.approx(whole_loss)
+    torch.testing.assert_close(logits, whole_logits)
+    for parameter, gradient in expected.items():
+        torch.testing.assert_close(found[parameter], gradient)
+
+
+def test_same_bits_on_any_number_of_threads(tmp_path):
+    """Dropout is drawn for a part, not for a thread."""
+    after = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        run = trainer(tmp_path / str(threads))
+        losses = [run.update(sample_of(run))[0] for _ in range(2)]
+        after.append((losses, [p.detach().clone() for p in run.model.parameters()]))
+    for losses, weights in after[1:]:
+        assert losses == after[0][0] and all(map(torch.equal, weights, after[0][1]))
+
+
+def test_a_loss_that_is_no_number_changes_nothing(tmp_path, monkeypatch):
+    run = trainer(tmp_path)
+    before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    monkeypatch.setattr(learn, "mean_loss", lambda logits, targets: logits.sum() * torch.nan)
+    with pytest.raises(ValueError, match=r"step 1: the loss is nan; try a lower --lr than 0\.001"):
+        run.update(sample_of(run))
+    assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
