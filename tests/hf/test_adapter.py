@@ -16,6 +16,7 @@ from dape.hf import ProjectPositions, adapter_of, extend, load_adapter, remove, 
 from dape.hf import attention as interface  # noqa: E402
 from dape.hf.adapter import adapter_parameters, encodings_of, project_  # noqa: E402
 from dape.hf.hosts import SUPPORTED, attention_layers, describe  # noqa: E402
+from dape.ops.attention import operator  # noqa: E402
 
 COMMON = {
     "vocab_size": 101,
@@ -258,6 +259,20 @@ def test_compiled(tokens):
         torch.testing.assert_close(compiled(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-4)
         one, other = (m(tokens, attention_mask=mask).logits[mask.bool()] for m in (compiled, model))
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_padding_is_looked_for_once(tokens, monkeypatch):
+    """Not in every layer: each look waits for a GPU."""
+    model, looks, look = extend(make("llama"), "dape-kerple"), [], torch.Tensor.__bool__
+    monkeypatch.setattr(operator, "check_outcome", lambda out, pe: None)  # does nothing on a GPU
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda x: looks.append(x.shape) or look(x))
+    model(tokens, attention_mask=torch.ones_like(tokens))
+    whole = len(looks)
+    model.config.num_hidden_layers, layers = 1, model.model.layers
+    model.model.layers = layers[:1]
+    looks.clear()
+    model(tokens, attention_mask=torch.ones_like(tokens))
+    assert len(layers) > 1 and len(looks) == whole == 1
 
 
 @pytest.mark.parametrize("method", [*METHODS, "dape-alibi", "t5"])

@@ -2,7 +2,8 @@
 
 The library builds one mask per forward pass and hands it to every layer. Ours is a table [batch, keys] of what is text
 and what is padding, cut at the last query: how far the queries reach is then its width, also with a cache of fixed size
-whose end is still empty. That attention is causal the operator knows itself.
+whose end is still empty. Without any padding it has no rows: looking for it in every layer would wait for a GPU as often.
+That attention is causal the operator knows itself.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ def text_mask(
     device: torch.device | None = None,
     **_: Any,
 ) -> Tensor:
-    """[batch, keys up to the last query]: True where there is text."""
+    """[batch, keys up to the last query]: True where there is text; [0, keys] if that is everywhere."""
     if mask_function is not causal_mask_function:
         raise ValueError(
             "an adapter of dape works with plain causal attention only; this call has packed sequences (position_ids "
@@ -43,9 +44,10 @@ def text_mask(
         )
     end = int(q_offset) + q_length - int(kv_offset)
     if attention_mask is None:
-        return torch.ones(batch_size, end, dtype=torch.bool, device=device)
+        return torch.ones(0, end, dtype=torch.bool, device=device)
     given = attention_mask[:, :end].bool()
-    return nn.functional.pad(given, (0, end - given.shape[1]), value=True)
+    given = nn.functional.pad(given, (0, end - given.shape[1]), value=True)
+    return given[:0] if bool(given.all()) else given
 
 
 def dape_attention(
@@ -76,7 +78,7 @@ def dape_attention(
     end, width = attention_mask.shape[1], query.shape[-1]
     if scaling is not None and scaling != width**-0.5:
         query = query * (scaling * width**0.5)
-    padded = not bool(attention_mask.all())
+    padded = attention_mask.shape[0] > 0
     where = Places.beside(~attention_mask).for_attention(pe, query.shape[2]) if padded else {}
     return attention(query, key[:, :, :end], value[:, :, :end], pe, **where).transpose(1, 2), None
 
