@@ -2,8 +2,8 @@
 
 The library builds one mask per forward pass and hands it to every layer. Ours is a table [batch, keys] of what is text
 and what is padding, cut at the last query: how far the queries reach is then its width, also with a cache of fixed size
-whose end is still empty. Without any padding it has no rows: looking for it in every layer would wait for a GPU as often.
-That attention is causal the operator knows itself.
+whose end is still empty. Without any padding it has no rows: a look for it in every layer would wait for a GPU each
+time. That attention is causal the operator knows itself.
 """
 
 from collections.abc import Callable
