@@ -141,6 +141,30 @@ def test_yarn_under_the_adapter_reaches_as_far_as_is_measured():
     extend("--rope", "yarn", "--factor", "0.5", "--out", "other", expect=2)
 
 
+def rotation(out: str) -> tuple[str, float]:
+    facts = json.loads(Path(out, "adapter/adapter.json").read_text())
+    return facts["rope"], facts["factor"]
+
+
+def test_yarn_is_the_default_where_it_is_possible(capsys):
+    extend()
+    assert rotation("out") == ("yarn", 2.0) and "slowed down for 2 training lengths" in capsys.readouterr().out
+    extend("--factor", "8", "--out", "eight")
+    assert rotation("eight") == ("yarn", 8.0)
+    extend("--rope", "keep", "--out", "kept")
+    assert rotation("kept") == ("keep", 1.0) and "slowed" not in capsys.readouterr().out.splitlines()[-1]
+    extend("--train-length", "32", "--out", "near")
+    assert rotation("near") == ("keep", 1.0)
+    scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    new_model("model", rope_parameters=scaled)
+    extend("--out", "scaled")
+    assert rotation("scaled") == ("keep", 1.0)
+    extend("--out", "other", "--factor", "4", expect=2)
+    assert "scaled already (rope_type 'linear')" in capsys.readouterr().err
+    extend("--out", "other", "--rope", "keep", "--factor", "4", expect=2)
+    assert "rope='yarn' goes with a factor" in capsys.readouterr().err
+
+
 def test_the_model_is_not_touched():
     before = Path("model/model.safetensors").read_bytes()
     extend()

@@ -106,9 +106,17 @@ def scale_rotation(
     return before
 
 
-def check_unscaled(model: nn.Module) -> None:
+def has_plain_rotation(model: nn.Module) -> bool:
+    return describe(model).rotates and _rope_type(model) == "default"
+
+
+def _rope_type(model: nn.Module) -> str:
     config: Any = model.config
-    kind = config.rope_parameters.get("rope_type", "default")
+    return config.rope_parameters.get("rope_type", "default")
+
+
+def check_unscaled(model: nn.Module) -> None:
+    kind = _rope_type(model)
     if kind != "default":
         raise ValueError(f"the rotation of this model is scaled already (rope_type {kind!r}); use rope='keep'")
 

@@ -69,8 +69,15 @@ def _combinations():
     more = [(target, dtype, 12, 64, 32) for target in SHARED for dtype in ("fp16", "bf16")]
     more += [("sm_90", "bf16", 8, 128, 64), ("gfx942", "fp16", 16, 64, 4), ("sm_80", "bf16", 32, 64, 16)]
     more += [("sm_80", "fp16", 32, 128, 32), ("sm_90", "bf16", 32, 80, 32), ("gfx942", "fp16", 32, 128, 32)]
-    more += [("sm_80", "fp32", 12, 80, 32)]
+    more += [("sm_80", "fp32", 12, 80, 32), ("sm_90", "fp32", 32, 128, 32)]
     return [usual, *(pytest.param(*each, marks=pytest.mark.slow) for each in more if each != usual)]
+
+
+def _spill_budget(dtype: str, heads: int, width: int) -> int:
+    """Bytes of a thread. float32 has no tensor cores here and holds operands in registers."""
+    if dtype == "fp32":
+        return 2400 if heads <= 16 else 8000
+    return 700 if heads * width < 1024 else 2400
 
 
 @installed
@@ -82,7 +89,7 @@ def test_compiled_ahead_of_time(target, dtype, heads, width, hidden):
     assert {row.kernel for row in found} >= {"forward", "queries", "keys", "terms"}
     for row in found:
         assert row.fits, row
-        assert row.spilled <= (700 if heads * width < 1024 else 2400), row
+        assert row.spilled <= _spill_budget(dtype, heads, width), row
         assert row.registers > 32, row  # else the compiler gave up and keeps everything in memory
 
 
@@ -135,8 +142,6 @@ def exact(pe, tensors: dict[str, torch.Tensor], **call) -> dict[str, torch.Tenso
 )
 @pytest.mark.parametrize("causal", [True, False])
 def test_gpu(label, dtype, output, gradient, heads, kv_heads, width, queries, keys, causal):
-    if dtype == torch.float32 and heads > 16:
-        pytest.skip("not in float32")
     pe, tensors = on_gpu(label, dtype, heads=heads, width=width, queries=queries, keys=keys, kv_heads=kv_heads)
     found, wanted = results("triton", pe, tensors, causal=causal), exact(pe, tensors, causal=causal)
     for name, value in wanted.items():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
-from dape.ops.attention.triton_kernels.plan import MAX_COLUMN_BYTES, MAX_HEADS, MAX_HIDDEN, MAX_WIDTH, Sizes
+from dape.ops.attention.triton_kernels.plan import MAX_HEADS, MAX_HIDDEN, MAX_WIDTH, Sizes
 from dape.positional.base import ScoreForm
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -31,7 +31,7 @@ def why_not_triton(q: Tensor, v: Tensor, form: ScoreForm) -> str | None:
         return f"the Triton kernels take heads of width {MAX_WIDTH} at most, q has {q.shape[3]}, v {v.shape[3]}"
     sizes = Sizes(heads=q.shape[1], group=1, width=q.shape[3], values=v.shape[3], hidden=1, item_bytes=q.element_size())
     if not INTERPRETED and not sizes.fits:
-        return f"the Triton kernels take {MAX_COLUMN_BYTES // q.element_size()} heads in {q.dtype}, q has {q.shape[1]}"
+        return f"{q.shape[1]} heads in {q.dtype} do not fit into the shared memory of this GPU"
     if form.mix is not None and len(form.mix.wa) > MAX_HIDDEN:
         return f"the Triton kernels take {MAX_HIDDEN} hidden units at most, f has {len(form.mix.wa)}"
     return None

@@ -13,8 +13,6 @@ USUAL_ROW_BYTES = 2048
 """Of all heads, padded: 16 of width 64 in half precision. What is larger is taken in pieces."""
 ROOM = {"cuda": 4096, "hip": 2048}
 """Bytes of such a row, of which 16 fit into shared memory beside the rest."""
-MAX_COLUMN_BYTES = 64
-"""Of all heads: 32 in half precision, 16 in single."""
 MAX_SUMS = 2048
 """Of a row of all heads: they are kept in registers."""
 
@@ -51,8 +49,8 @@ class Sizes:
 
     @property
     def fits(self) -> bool:
-        """Beyond it the compiler gives up and keeps everything in memory (seen on sm_80: 27 kB of spills)."""
-        return self.hp * self.item_bytes <= MAX_COLUMN_BYTES
+        """Not more than 16 heads in float32 on AMD."""
+        return self._columns(ROOM[self.backend] // 2) >= SMALLEST
 
     def piece(self, width: int) -> int:
         """Columns that a product takes at once, of both operands."""
@@ -76,7 +74,11 @@ class Sizes:
 
     @property
     def warps(self) -> int:
-        return 16 if self.large else 8
+        """Products in float32 take many registers. With half as many threads the compiler gave up at 32 heads and kept
+        everything in memory; in half precision it does so with twice as many. 1024 threads are the most there are."""
+        if not self.large:
+            return 8
+        return 32 if self.item_bytes == 4 and self.backend == "cuda" else 16
 
     def constants(self) -> dict[str, int]:
         return {
