@@ -35,10 +35,11 @@ class Extend:
     """Give a model longer reach: train a small adapter, leave every weight of the model as it is.
 
     MODEL is a folder of the transformers library (Llama, Mistral, Qwen2, Qwen3, GPT-NeoX or GPT-2) with its
-    tokenizer.json. Its rotation is slowed down (YaRN), and DAPE goes into each attention layer, where it changes nothing
-    at first; then its few thousand numbers are trained on your text, at a length a little beyond what the model knows.
-    Perplexity is measured before and after on the same tokens at every length. OUT/adapter (kilobytes) is put back by
-    dape.hf.load_adapter(model, folder). GPT-2 reads no further than its table of positions, with an adapter or without.
+    tokenizer.json. Its rotation is slowed down (YaRN), and DAPE goes into each attention layer, where it changes
+    nothing at first; then its few thousand numbers are trained on your text, at a length a little beyond what the model
+    knows. Perplexity is measured before and after on the same tokens at every length. OUT/adapter (kilobytes) is put
+    back by dape.hf.load_adapter(model, folder). GPT-2 reads no further than its table of positions, with an adapter or
+    without.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
