@@ -1,5 +1,7 @@
 """A batch in parts, side by side: the same gradients as at once, the same bits on any number of threads."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -47,7 +49,9 @@ def test_an_error_comes_out_and_the_threads_are_as_before():
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize("method", ["dape-alibi", "randomized-rope", "learned"])
+@pytest.mark.parametrize(
+    "method", ["dape-alibi", "dape-fire", "randomized-rope", "randomized-kerple", "learned", "transformer-xl", "fire"]
+)
 def test_same_gradients_as_at_once(method, tmp_path, monkeypatch):
     run = trainer(tmp_path, method=method, dropout=0.0)
     sample = sample_of(run)
@@ -79,3 +83,18 @@ def test_a_loss_that_is_no_number_changes_nothing(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"step 1: the loss is nan; try a lower --lr than 0\.001"):
         run.update(sample_of(run))
     assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
+
+
+def test_all_parts_have_ended_when_an_error_comes_out():
+    torch.set_num_threads(2)
+    ended = []
+
+    def work(index: int) -> None:
+        if index == 0:
+            raise RuntimeError("first")
+        time.sleep(0.2)
+        ended.append(index)
+
+    with pytest.raises(RuntimeError, match="first"):
+        SideBySide()(work, 2)
+    assert ended == [1] and torch.get_num_threads() == 2

@@ -109,6 +109,15 @@ def test_scaling_is_that_of_the_library(kind, base):
     torch.testing.assert_close(model(tokens).logits, plain)
 
 
+@pytest.mark.parametrize("name", ["dape-kerple-yarn", "dape-kerple-no-rope", "yarn-tuned"])
+def test_a_study_of_the_own_length_alone_slows_nothing(name, base):
+    tokens = torch.randint(0, 99, (2, 8), generator=torch.Generator().manual_seed(0))
+    plain = transformers.LlamaForCausalLM.from_pretrained(base)(tokens).logits
+    model = treated(replace(job(treatment=name, base=str(base)), config=replace(TINY, reach=1)))
+    same = torch.allclose(model(tokens).logits, plain, atol=1e-5)
+    assert same == (name != "dape-kerple-no-rope")
+
+
 # The command ---------------------------------------------------------------------------------------------------------
 
 

@@ -19,13 +19,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dape.ops.attention.triton_kernels import kernels, run
-from dape.ops.attention.triton_kernels.plan import Sizes
+from dape.ops.attention.triton_kernels.plan import Gpu, Sizes
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_86": GPUTarget("cuda", 86, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+GPUS: dict[str, Gpu] = {"sm_80": "large", "sm_86": "small", "sm_90": "large", "gfx942": "amd"}
 STORED = {"q", "k", "v", "wa", "w2", "grad", "out"}
 SINGLE = {"static", "pre", "lse", "delta", "d_q", "d_k", "d_v", "d_static", "d_pre", "d_wa", "d_w2"}
 
@@ -92,7 +94,7 @@ def main(name: str, dtype: str, heads: str, width: str, hidden: str) -> None:
         values=int(width),
         hidden=int(hidden),
         item_bytes=4 if dtype == "fp32" else 2,
-        backend=target.backend,
+        gpu=GPUS[name],
     )
     usual = run.flags(mix=True, tables=True, causal=True, static=True, padding=True, dtype=dtype, interpreted=False)
     for kind, kernel, own in cases(sizes):

@@ -19,10 +19,10 @@ from dape.provenance import machine
 if TYPE_CHECKING:
     from rich.table import Table
 
-Target = Literal["sm_80", "sm_90", "gfx942"]
+Target = Literal["sm_80", "sm_86", "sm_90", "gfx942"]
 Dtype = Literal["fp16", "bf16", "fp32"]
 
-SHARED = {"sm_80": 166_912, "sm_90": 232_448, "gfx942": 65_536}
+SHARED = {"sm_80": 166_912, "sm_86": 101_376, "sm_90": 232_448, "gfx942": 65_536}
 """Bytes a program may have: a kernel that needs more compiles, but cannot be launched."""
 
 
@@ -36,7 +36,7 @@ class KernelsBench:
     """
 
     targets: tuple[Target, ...] = ("sm_80", "sm_90", "gfx942")
-    """Kinds of GPU: sm_80 (A100, A800), sm_90 (H100), gfx942 (MI300)."""
+    """Kinds of GPU: sm_80 (A100, A800), sm_86 (GeForce RTX 30, A10), sm_90 (H100), gfx942 (MI300)."""
     dtype: Dtype = "fp16"
     """Precision of queries, keys and values."""
     heads: int = 12

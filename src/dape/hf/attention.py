@@ -40,10 +40,11 @@ def text_mask(
     if mask_function is not causal_mask_function:
         raise ValueError(
             "an adapter of dape works with plain causal attention only; this call has packed sequences (position_ids "
-            "that start anew: pad instead), a sliding window or a mask function of its own"
+            "that start anew: pad instead), a sliding window or a mask function of its own. Under torch.compile the "
+            "library supposes packed sequences unless an attention_mask is given"
         )
     end = int(q_offset) + q_length - int(kv_offset)
-    if attention_mask is None:
+    if attention_mask is None or attention_mask.numel() == 0:
         return torch.ones(0, end, dtype=torch.bool, device=device)
     given = attention_mask[:, :end].bool()
     given = nn.functional.pad(given, (0, end - given.shape[1]), value=True)

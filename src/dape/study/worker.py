@@ -94,8 +94,9 @@ def treated(job: Job) -> Any:
     model: Any = LlamaForCausalLM.from_pretrained(job.base, local_files_only=True)
     length, reach = job.config.train_length, job.config.reach
     if treatment.method:
-        factor = {"factor": reach} if treatment.rope == "yarn" else {}
-        extend(model, treatment.method, rope=treatment.rope, train_length=length, **factor, **treatment.options)
+        slowed = treatment.rope == "yarn" and reach > 1
+        rotation = {"rope": "yarn", "factor": reach} if slowed else {"rope": treatment.rope.replace("yarn", "keep")}
+        extend(model, treatment.method, **rotation, train_length=length, **treatment.options)
     elif treatment.scaling and treatment.trained != "nothing":
         scale_rotation(model, treatment.scaling, reach, length)
     return model

@@ -73,14 +73,29 @@ def test_choice_and_reason(name, impl, call, expected, reason, monkeypatch):
         ("dape-kerple", 9, 9, True, False),
     ],
 )
-def test_few_keys_with_a_bias_are_computed_at_once(name, queries, keys, causal, short):
+def test_few_keys_with_a_bias_are_computed_at_once(name, queries, keys, causal, short, monkeypatch):
+    monkeypatch.setattr(operator, "WIDE", {True: WIDTH, False: WIDTH})
     inputs = draw(queries, keys)
     out, choice = dape.attention(*inputs, make(name), causal=causal, explain=True)
     assert (choice.kernel == "whole matrix") == short and ("few keys" in choice.reason) == short
     torch.testing.assert_close(out, dape.attention(*inputs, make(name), causal=causal, impl="blocked"))
 
 
+def test_narrow_heads_are_not():
+    assert dape.attention(*draw(), make("kerple"), explain=True)[1].kernel == "lag tables"
+
+
+@pytest.mark.parametrize("name", ["kerple", "dape-kerple", "dape-fire"])
+@pytest.mark.parametrize("impl", ["auto", "blocked"])
+def test_an_empty_batch_has_gradients(name, impl):
+    inputs = [x.requires_grad_() for x in draw(batch=0)]
+    out = dape.attention(*inputs, make(name), impl=impl)
+    out.sum().backward()
+    assert out.shape == inputs[0].shape and inputs[0].grad.shape == inputs[0].shape
+
+
 def test_many_items_of_few_keys_are_not(monkeypatch):
+    monkeypatch.setattr(operator, "WIDE", {True: WIDTH, False: WIDTH})
     monkeypatch.setattr(operator, "SHORT_CELLS", 2 * HEADS * 9 * 9 - 1)
     assert dape.attention(*draw(), make("kerple"), explain=True)[1].kernel == "lag tables"
 

@@ -70,6 +70,8 @@ def _combinations():
     more += [("sm_90", "bf16", 8, 128, 64), ("gfx942", "fp16", 16, 64, 4), ("sm_80", "bf16", 32, 64, 16)]
     more += [("sm_80", "fp16", 32, 128, 32), ("sm_90", "bf16", 32, 80, 32), ("gfx942", "fp16", 32, 128, 32)]
     more += [("sm_80", "fp32", 12, 80, 32), ("sm_90", "fp32", 32, 128, 32)]
+    more += [("sm_86", "fp16", 12, 64, 32), ("sm_86", "fp16", 32, 128, 32)]
+    more += [("sm_80", "fp32", 8, 32, 64), ("gfx942", "fp32", 8, 32, 64)]  # the Chomsky-hierarchy encoder
     return [usual, *(pytest.param(*each, marks=pytest.mark.slow) for each in more if each != usual)]
 
 

@@ -18,7 +18,7 @@ from tests.ops.attention.test_equivalence import (
 )
 
 import dape
-from dape.ops.attention.triton_kernels import cells, kernels, plan, run
+from dape.ops.attention.triton_kernels import available, cells, kernels, plan, run
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
 from dape.positional.base import PositionalEncoding
 
@@ -77,7 +77,7 @@ def test_large_sizes(name, heads, kv_heads, width, hidden, queries, keys, causal
 )
 def test_widths_that_programs_share(monkeypatch, heads, kv_heads, width, values, queries, keys):
     """What is too wide for shared memory is multiplied in pieces; several programs have columns of the result."""
-    monkeypatch.setitem(plan.ROOM, plan.BACKEND, 2048)  # as if there were 32 heads
+    monkeypatch.setitem(plan.ROOM, "large", 2048)  # as if there were 32 heads
     monkeypatch.setattr(plan, "USUAL_ROW_BYTES", 1024)
     sizes = plan.Sizes(heads=heads, group=1, width=width, values=values, hidden=8, item_bytes=4)
     assert sizes.piece(128) == 16 and max(sizes.shares(width), sizes.shares(values)) > 1 and sizes.fits
@@ -173,6 +173,26 @@ def test_what_does_not_fit_is_refused(heads, width, hidden, dtype, message):
     pe = with_hidden(heads, width, hidden)("dape-kerple", dtype)
     with pytest.raises(ValueError, match=message):
         dape.attention(q, q, q, pe, impl="triton")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "heads", "dtype", "refused"),
+    [
+        ("large", 32, torch.float32, None),
+        ("small", 32, torch.float16, None),
+        ("small", 32, torch.float32, "32 heads in torch.float32 do not fit into the shared memory"),
+        ("amd", 17, torch.float32, "17 heads in torch.float32 do not fit"),
+        ("amd", 16, torch.float32, None),
+        (None, 2, torch.float16, "need 101376 bytes of shared memory"),
+    ],
+)
+def test_what_a_gpu_has_no_room_for_is_refused(gpu, heads, dtype, refused, monkeypatch):
+    monkeypatch.setattr(available, "INTERPRETED", False)
+    monkeypatch.setattr(available, "gpu_of", lambda device: gpu)
+    q = torch.empty(1, heads, 3, 128, dtype=dtype, device="meta")
+    monkeypatch.setattr(available, "_device_type", lambda x: "cuda")
+    why = available.why_not_triton(q, q, with_hidden(heads, 128, 8)("dape-kerple", torch.float32).score_form())
+    assert why is None if refused is None else refused in why
 
 
 def test_a_processor_is_not_chosen_to_interpret():

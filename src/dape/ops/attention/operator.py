@@ -32,9 +32,9 @@ Impl = Literal["auto", "reference", "blocked", "fused", "triton", "sdpa"]
 _ENGINES: dict[str, Engine] = {"fused": "cpp", "triton": "triton"}
 SMALL_CELLS = 1 << 18
 """Up to this many batch x head x query x key cells an encoding without a closed form is computed at once."""
-SHORT_KEYS, SHORT_CELLS = {True: 48, False: 128}, 1 << 22
-"""Up to so many keys, causal or not, the whole matrix with a bias is faster on a CPU than tiles of 64 keys (measured:
-1.1 to 4 times), and takes little memory."""
+SHORT_KEYS, WIDE, SHORT_CELLS = {True: 48, False: 128}, {True: 64, False: 32}, 1 << 22
+"""Up to so many keys, causal or not, and from such a head width on, the whole matrix with a bias is faster on a CPU
+than tiles of 64 keys (measured: 1.1 to 4 times; narrower heads are slower), and takes little memory."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,8 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, 
 
 
 def _is_short(q: Tensor, k: Tensor, grid: Grid) -> bool:
-    return q.device.type == "cpu" and q.shape[2] > 1 and k.shape[2] <= SHORT_KEYS[grid.causal]
+    few = q.shape[2] > 1 and k.shape[2] <= SHORT_KEYS[grid.causal]
+    return q.device.type == "cpu" and few and q.shape[3] >= WIDE[grid.causal]
 
 
 def _choose_kernel(impl: Literal["fused", "triton"], grid: Grid, form: ScoreForm | None, why_not: str | None) -> Choice:
@@ -217,7 +218,7 @@ def _run(
     form: ScoreForm | None,
     memory: LagMemory | None,
 ) -> Tensor:
-    if q.shape[2] == 0 or k.shape[2] == 0:
+    if 0 in (q.shape[0], q.shape[2], k.shape[2]):
         return nothing_to_see(q, v)
     match choice.kernel:
         case "whole matrix":

@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
-from dape.ops.attention.triton_kernels.plan import MAX_HEADS, MAX_HIDDEN, MAX_WIDTH, Sizes
+from dape.ops.attention.triton_kernels.plan import (
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_WIDTH,
+    SMALL_SHARED,
+    Sizes,
+    gpu_of,
+)
 from dape.positional.base import ScoreForm
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -17,9 +24,13 @@ def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def _device_type(x: Tensor) -> str:
+    return x.device.type
+
+
 def why_not_triton(q: Tensor, v: Tensor, form: ScoreForm) -> str | None:
     """None if the kernels can take this call."""
-    if q.device.type != "cuda" and not INTERPRETED:
+    if _device_type(q) != "cuda" and not INTERPRETED:
         return f"the Triton kernels are for GPUs, q is on {q.device}"
     if not _installed():
         return "triton is not installed (pip install 'dape[triton]')"
@@ -29,7 +40,12 @@ def why_not_triton(q: Tensor, v: Tensor, form: ScoreForm) -> str | None:
         return f"the Triton kernels hold all heads in a tile, at most {MAX_HEADS}; q has {q.shape[1]}"
     if max(q.shape[3], v.shape[3]) > MAX_WIDTH:
         return f"the Triton kernels take heads of width {MAX_WIDTH} at most, q has {q.shape[3]}, v {v.shape[3]}"
-    sizes = Sizes(heads=q.shape[1], group=1, width=q.shape[3], values=v.shape[3], hidden=1, item_bytes=q.element_size())
+    gpu = gpu_of(q.device)
+    if gpu is None:
+        return f"the Triton kernels need {SMALL_SHARED} bytes of shared memory for a program, more than this GPU has"
+    sizes = Sizes(
+        heads=q.shape[1], group=1, width=q.shape[3], values=v.shape[3], hidden=1, item_bytes=q.element_size(), gpu=gpu
+    )
     if not INTERPRETED and not sizes.fits:
         return f"{q.shape[1]} heads in {q.dtype} do not fit into the shared memory of this GPU"
     if form.mix is not None and len(form.mix.wa) > MAX_HIDDEN:

@@ -2,16 +2,19 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-BACKEND = "cuda" if torch.version.hip is None else "hip"
 SMALLEST = 16
 """A product of matrices has at least this many terms in each sum."""
 MAX_HEADS, MAX_WIDTH, MAX_HIDDEN = 32, 128, 64
 USUAL_ROW_BYTES = 2048
 """Of all heads, padded: 16 of width 64 in half precision. What is larger is taken in pieces."""
-ROOM = {"cuda": 4096, "hip": 2048}
+Gpu = Literal["large", "small", "amd"]
+LARGE_SHARED, SMALL_SHARED = 166_912, 101_376
+"""Bytes of shared memory that a program may have on an A100, and on a GeForce, A10 or L4."""
+ROOM: dict[Gpu, int] = {"large": 4096, "small": 2048, "amd": 2048}
 """Bytes of such a row, of which 16 fit into shared memory beside the rest."""
 MAX_SUMS = 2048
 """Of a row of all heads: they are kept in registers."""
@@ -28,7 +31,7 @@ class Sizes:
     values: int
     hidden: int
     item_bytes: int = 2
-    backend: str = BACKEND
+    gpu: Gpu = "large"
 
     @property
     def hp(self) -> int:
@@ -50,15 +53,15 @@ class Sizes:
     @property
     def fits(self) -> bool:
         """Not more than 16 heads in float32 on AMD."""
-        return self._columns(ROOM[self.backend] // 2) >= SMALLEST
+        return self._columns(ROOM[self.gpu] // 2) >= SMALLEST
 
     def piece(self, width: int) -> int:
         """Columns that a product takes at once, of both operands."""
-        return min(padded(width), self._columns(ROOM[self.backend] // 2)) if self.large else padded(width)
+        return min(padded(width), self._columns(ROOM[self.gpu] // 2)) if self.large else padded(width)
 
     def share(self, width: int) -> int:
         """Columns of a result that a program has."""
-        fit = min(self._columns(ROOM[self.backend]), MAX_SUMS // self.hp)
+        fit = min(self._columns(ROOM[self.gpu]), MAX_SUMS // self.hp)
         return min(padded(width), fit) if self.large else padded(width)
 
     def shares(self, width: int) -> int:
@@ -70,7 +73,12 @@ class Sizes:
     @property
     def forward_keys(self) -> int:
         """Of a tile. Its rows are 16: the sums of values of all heads live in registers."""
-        return 16 if self.large else 32
+        return 16 if self.large or self.gpu == "small" or self.dp * self.item_bytes > 128 else 32
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """A kernel for each gradient, which computes the weights again, instead of one for two."""
+        return self.large or self.gpu != "large" or self.dp > 32
 
     @property
     def warps(self) -> int:
@@ -78,7 +86,7 @@ class Sizes:
         everything in memory; in half precision it does so with twice as many. 1024 threads are the most there are."""
         if not self.large:
             return 8
-        return 32 if self.item_bytes == 4 and self.backend == "cuda" else 16
+        return 32 if self.item_bytes == 4 and self.gpu != "amd" else 16
 
     def constants(self) -> dict[str, int]:
         return {
@@ -99,3 +107,13 @@ class Sizes:
 def padded(count: int) -> int:
     """The next power of two, at least :data:`SMALLEST`."""
     return max(SMALLEST, 1 << max(0, count - 1).bit_length())
+
+
+def gpu_of(device: torch.device) -> Gpu | None:
+    """None if it has too little shared memory for any of the kernels."""
+    if torch.version.hip is not None:
+        return "amd"
+    if device.type != "cuda":
+        return "large"  # interpreted
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return "large" if shared >= LARGE_SHARED else "small" if shared >= SMALL_SHARED else None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dape.ops.attention.triton_kernels import kernels
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
-from dape.ops.attention.triton_kernels.plan import Sizes
+from dape.ops.attention.triton_kernels.plan import Sizes, gpu_of
 from dape.positional.base import LEAKY_SLOPE
 
 LOG2_E = math.log2(math.e)
@@ -68,6 +68,7 @@ class Attention:
             values=v.shape[3],
             hidden=1 if wa is None else wa.shape[0],
             item_bytes=q.element_size(),
+            gpu=gpu_of(q.device) or "small",
         )
         self.mixes = wa is not None
         self.wa = self.w2 = None
@@ -264,7 +265,7 @@ def flags(
 
 def together_or_apart(sizes: Sizes, a: str, b: str, *, apart: bool = False) -> list[dict[str, bool]]:
     """Two gradients in one kernel, which then computes the weights once, or in one each where they would not fit."""
-    if apart or sizes.backend == "hip" or sizes.large:
+    if apart or sizes.one_at_a_time:
         return [{a: True, b: False}, {a: False, b: True}]
     return [{a: True, b: True}]
 
