@@ -180,8 +180,8 @@ def test_what_does_not_fit_is_refused(heads, width, hidden, dtype, message):
     [
         ("large", 32, torch.float32, None),
         ("small", 32, torch.float16, None),
-        ("small", 32, torch.float32, "32 heads in torch.float32 do not fit into the shared memory"),
-        ("amd", 17, torch.float32, "17 heads in torch.float32 do not fit"),
+        ("small", 32, torch.float32, "32 heads and 8 hidden units in torch.float32 do not fit into the shared memory"),
+        ("amd", 17, torch.float32, "17 heads and 8 hidden units in torch.float32 do not fit"),
         ("amd", 16, torch.float32, None),
         (None, 2, torch.float16, "need 101376 bytes of shared memory"),
     ],

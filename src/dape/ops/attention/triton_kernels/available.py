@@ -44,10 +44,17 @@ def why_not_triton(q: Tensor, v: Tensor, form: ScoreForm) -> str | None:
     if gpu is None:
         return f"the Triton kernels need {SMALL_SHARED} bytes of shared memory for a program, more than this GPU has"
     sizes = Sizes(
-        heads=q.shape[1], group=1, width=q.shape[3], values=v.shape[3], hidden=1, item_bytes=q.element_size(), gpu=gpu
+        heads=q.shape[1],
+        group=1,
+        width=q.shape[3],
+        values=v.shape[3],
+        hidden=1 if form.mix is None else len(form.mix.wa),
+        item_bytes=q.element_size(),
+        gpu=gpu,
     )
     if not INTERPRETED and not sizes.fits:
-        return f"{q.shape[1]} heads in {q.dtype} do not fit into the shared memory of this GPU"
+        what = f"{q.shape[1]} heads and {sizes.hidden} hidden units in {q.dtype}"
+        return f"{what} do not fit into the shared memory of this GPU"
     if form.mix is not None and len(form.mix.wa) > MAX_HIDDEN:
         return f"the Triton kernels take {MAX_HIDDEN} hidden units at most, f has {len(form.mix.wa)}"
     return None

@@ -51,9 +51,14 @@ class Sizes:
         return self.row_bytes > USUAL_ROW_BYTES
 
     @property
+    def deep(self) -> bool:
+        """More than 32 hidden units in float32: the cells of f take more than heads do."""
+        return self.dp * self.item_bytes > 128
+
+    @property
     def fits(self) -> bool:
-        """Not more than 16 heads in float32 on AMD."""
-        return self._columns(ROOM[self.gpu] // 2) >= SMALLEST
+        """In float32 not more than 16 heads on small and AMD GPUs, nor more than 32 hidden units on small ones."""
+        return self._columns(ROOM[self.gpu] // 2) >= SMALLEST and not (self.gpu == "small" and self.deep)
 
     def piece(self, width: int) -> int:
         """Columns that a product takes at once, of both operands."""
@@ -73,7 +78,7 @@ class Sizes:
     @property
     def forward_keys(self) -> int:
         """Of a tile. Its rows are 16: the sums of values of all heads live in registers."""
-        return 16 if self.large or self.gpu == "small" or self.dp * self.item_bytes > 128 else 32
+        return 16 if self.large or self.gpu == "small" or self.deep else 32
 
     @property
     def one_at_a_time(self) -> bool:
@@ -84,9 +89,9 @@ class Sizes:
     def warps(self) -> int:
         """Products in float32 take many registers. With half as many threads the compiler gave up at 32 heads and kept
         everything in memory; in half precision it does so with twice as many. 1024 threads are the most there are."""
-        if not self.large:
-            return 8
-        return 32 if self.item_bytes == 4 and self.gpu != "amd" else 16
+        if self.item_bytes == 4 and self.gpu != "amd" and (self.large or self.deep):
+            return 32
+        return 16 if self.large else 8
 
     def constants(self) -> dict[str, int]:
         return {
