@@ -154,6 +154,8 @@ def test_from_text_to_table(here):
     assert len(here) == count
     command("--treatments", "dape-nope", "--tuned-at", "8")
     assert here[count:] == ["dape-nope-at8-seed0"]
+    table = Path("out/table.md").read_text()  # of all that is in the folder
+    assert "dape-nope (tuned at 8)" in table and "yarn-tuned (tuned at 16)" in table
 
 
 def test_untrained_scaling_changes_nothing_at_the_training_length(here):

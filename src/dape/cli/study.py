@@ -150,7 +150,8 @@ class LiveStudy(LiveRuns):
 
 
 def _report(study: "Study", failures: dict[str, str]) -> int:
-    """Files first, then the terminal."""
+    """Files first, of everything the folder holds, then the terminal, of what was asked for."""
+    from dape.evaluation.records import read_rows
     from dape.report.drawing import save_figure
     from dape.report.reproduction import labelled
     from dape.report.study import comparison, metric_of, not_learned, study_figure
@@ -160,14 +161,13 @@ def _report(study: "Study", failures: dict[str, str]) -> int:
     tell_failures(failures)
     if not rows:
         return 1
-    named, metric = labelled(rows), metric_of(rows)
-    table = markdown_table(named, metric=metric)
-    warnings = not_learned(rows)
-    parts = (table, "".join(f"- {each}\n" for each in warnings), comparison(rows))
+    metric, warnings, everything = metric_of(rows), not_learned(rows), read_rows(study.results)
+    table = markdown_table(labelled(everything), metric=metric)
+    parts = (table, "".join(f"- {each}\n" for each in not_learned(everything)), comparison(everything))
     write_text(study.out / "table.md", "\n".join(part for part in parts if part))
-    save_figure(study_figure(rows), study.out / "curves")
+    save_figure(study_figure(everything), study.out / "curves")
     console = open_console()
-    console.print(terminal_table(named, metric=metric, width=console.width))
+    console.print(terminal_table(labelled(rows), metric=metric, width=console.width))
     for each in warnings:
         print(each, file=sys.stderr)
     print(f"wrote results.jsonl, table.md, curves.png, curves.svg in {study.out}")
