@@ -218,7 +218,7 @@ def _run(
     form: ScoreForm | None,
     memory: LagMemory | None,
 ) -> Tensor:
-    if 0 in (q.shape[0], q.shape[2], k.shape[2]):
+    if q.shape[2] == 0 or k.shape[2] == 0:
         return nothing_to_see(q, v)
     match choice.kernel:
         case "whole matrix":

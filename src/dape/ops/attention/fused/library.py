@@ -89,7 +89,7 @@ def view(x: Tensor | None) -> View:
     """[item, head, row, width], the last consecutive."""
     if x is None:
         return View(None, 0, 0, 0)
-    assert x.stride(-1) == 1 or x.shape[-1] == 1
+    assert x.stride(-1) == 1 or x.shape[-1] == 1 or x.numel() == 0
     return View(x.data_ptr(), *x.stride()[:3])
 
 
