@@ -94,9 +94,9 @@ def treated(job: Job) -> Any:
     model: Any = LlamaForCausalLM.from_pretrained(job.base, local_files_only=True)
     length, reach = job.config.train_length, job.config.reach
     if treatment.method:
-        slowed = treatment.rope == "yarn" and reach > 1
-        rotation = {"rope": "yarn", "factor": reach} if slowed else {"rope": treatment.rope.replace("yarn", "keep")}
-        extend(model, treatment.method, **rotation, train_length=length, **treatment.options)
+        rope = "keep" if treatment.rope == "yarn" and reach == 1 else treatment.rope
+        factor = reach if rope == "yarn" else 1.0
+        extend(model, treatment.method, rope=rope, factor=factor, train_length=length, **treatment.options)
     elif treatment.scaling and treatment.trained != "nothing":
         scale_rotation(model, treatment.scaling, reach, length)
     return model

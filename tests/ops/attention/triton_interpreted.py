@@ -187,11 +187,9 @@ def test_what_does_not_fit_is_refused(heads, width, hidden, dtype, message):
     ],
 )
 def test_what_a_gpu_has_no_room_for_is_refused(gpu, heads, dtype, refused, monkeypatch):
-    monkeypatch.setattr(available, "INTERPRETED", False)
     monkeypatch.setattr(available, "gpu_of", lambda device: gpu)
     q = torch.empty(1, heads, 3, 128, dtype=dtype, device="meta")
-    monkeypatch.setattr(available, "_device_type", lambda x: "cuda")
-    why = available.why_not_triton(q, q, with_hidden(heads, 128, 8)("dape-kerple", torch.float32).score_form())
+    why = available.why_no_room(q, q, with_hidden(heads, 128, 8)("dape-kerple", torch.float32).score_form())
     assert why is None if refused is None else refused in why
 
 

@@ -24,13 +24,9 @@ def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _device_type(x: Tensor) -> str:
-    return x.device.type
-
-
 def why_not_triton(q: Tensor, v: Tensor, form: ScoreForm) -> str | None:
     """None if the kernels can take this call."""
-    if _device_type(q) != "cuda" and not INTERPRETED:
+    if q.device.type != "cuda" and not INTERPRETED:
         return f"the Triton kernels are for GPUs, q is on {q.device}"
     if not _installed():
         return "triton is not installed (pip install 'dape[triton]')"
@@ -40,6 +36,12 @@ def why_not_triton(q: Tensor, v: Tensor, form: ScoreForm) -> str | None:
         return f"the Triton kernels hold all heads in a tile, at most {MAX_HEADS}; q has {q.shape[1]}"
     if max(q.shape[3], v.shape[3]) > MAX_WIDTH:
         return f"the Triton kernels take heads of width {MAX_WIDTH} at most, q has {q.shape[3]}, v {v.shape[3]}"
+    if form.mix is not None and len(form.mix.wa) > MAX_HIDDEN:
+        return f"the Triton kernels take {MAX_HIDDEN} hidden units at most, f has {len(form.mix.wa)}"
+    return None if INTERPRETED else why_no_room(q, v, form)
+
+
+def why_no_room(q: Tensor, v: Tensor, form: ScoreForm) -> str | None:
     gpu = gpu_of(q.device)
     if gpu is None:
         return f"the Triton kernels need {SMALL_SHARED} bytes of shared memory for a program, more than this GPU has"
@@ -52,9 +54,7 @@ def why_not_triton(q: Tensor, v: Tensor, form: ScoreForm) -> str | None:
         item_bytes=q.element_size(),
         gpu=gpu,
     )
-    if not INTERPRETED and not sizes.fits:
+    if not sizes.fits:
         what = f"{q.shape[1]} heads and {sizes.hidden} hidden units in {q.dtype}"
         return f"{what} do not fit into the shared memory of this GPU"
-    if form.mix is not None and len(form.mix.wa) > MAX_HIDDEN:
-        return f"the Triton kernels take {MAX_HIDDEN} hidden units at most, f has {len(form.mix.wa)}"
     return None

@@ -114,6 +114,7 @@ def padded(count: int) -> int:
     return max(SMALLEST, 1 << max(0, count - 1).bit_length())
 
 
+@torch.compiler.assume_constant_result  # and traced no further
 def gpu_of(device: torch.device) -> Gpu | None:
     """None if it has too little shared memory for any of the kernels."""
     if torch.version.hip is not None:
