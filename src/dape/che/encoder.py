@@ -16,9 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dape.che.config import CheConfig
+from dape.che.feed_forward import FeedForward
 from dape.che.tasks.base import Task
 from dape.models.config import DecoderConfig
-from dape.models.layers import FeedForward, SelfAttention
+from dape.models.layers import Repeated, SelfAttention
 from dape.positional.base import PositionalEncoding
 from dape.positional.build import build
 from dape.positional.catalogue import DAPE, DAPE_V2, RANDOMIZED, find, shared_by_layers
@@ -33,15 +34,21 @@ class Block(nn.Module):
         super().__init__()
         self.attention = SelfAttention(shape.width, shape.heads, bias=False, causal=False)
         self.norm1 = nn.LayerNorm(shape.width)
-        self.feed_forward = FeedForward(shape.width, 4 * shape.width, nn.ReLU())
+        self.feed_forward = FeedForward(shape.width, 4 * shape.width)
         self.norm2 = nn.LayerNorm(shape.width)
         self.dropout = dropout
 
     def forward(
-        self, x: Float[Tensor, "b t m"], pe: PositionalEncoding, noise: torch.Generator | None, last: int | None
+        self,
+        x: Float[Tensor, "b t m"],
+        pe: PositionalEncoding,
+        noise: torch.Generator | None,
+        last: int | None,
+        repeated: Repeated | None,
     ) -> Float[Tensor, "b t m"]:
-        """With ``last``, of the last tokens only: the others are keys and values. ``noise`` switches dropout on."""
-        y = self._drop(self.attention(x, pe, last=last), noise)
+        """With ``last``, of the last tokens only: the others are keys and values. ``noise`` switches dropout on.
+        ``repeated``: the same as ``x``, if it has few different tokens."""
+        y = self._drop(self.attention(x if repeated is None else repeated, pe, last=last), noise)
         x = self.norm1((x if last is None else x[:, -last:]) + y)
         return self.norm2(x + self._drop(self.feed_forward(x), noise))
 
@@ -89,13 +96,15 @@ class Encoder(nn.Module):
     ) -> Float[Tensor, "b o c"]:
         """Logits of the last ``outputs`` tokens. Dropout is on if there is a generator to draw it from."""
         encodings = self.drawn_encodings(tokens.shape[1]) if encodings is None else encodings
-        x = self.embedding(tokens) * math.sqrt(self.shape.width)
+        symbols = Repeated(self.embedding.weight * math.sqrt(self.shape.width), tokens)
+        x = nn.functional.embedding(tokens, symbols.kinds)
         x = encodings[0].embed(x, torch.arange(tokens.shape[1], device=tokens.device))
         if noise is not None and self.embeds_positions:
             x = dropped(x, self.dropout, noise)
         for index, block in enumerate(self.blocks):
-            final = index == len(self.blocks) - 1
-            x = block(x, encodings[index % len(encodings)], noise, outputs if final else None)
+            last = outputs if index == len(self.blocks) - 1 else None
+            repeated = symbols if index == 0 and not self.embeds_positions else None
+            x = block(x, encodings[index % len(encodings)], noise, last, repeated)
         return self.head(x[:, -outputs:])
 
     @property

@@ -33,7 +33,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(config.width)
         self.attention = SelfAttention(config.width, config.heads)
         self.norm2 = nn.LayerNorm(config.width)
-        self.feed_forward = FeedForward(config.width, 4 * config.width, nn.GELU())
+        self.feed_forward = FeedForward(config.width, 4 * config.width)
 
     def forward(
         self,

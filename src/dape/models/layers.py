@@ -1,9 +1,10 @@
 """The parts of a transformer block, shared by every model."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dape.models.cache import Store
@@ -41,6 +42,18 @@ def _among_new(q: Tensor, k: Tensor, cache: Store, places: Places | None, causal
     return Grid.at(positions[-q.shape[2] :], positions, causal=causal)
 
 
+@dataclass(frozen=True)
+class Repeated:
+    """Tokens of few kinds, such as the embeddings of a small vocabulary: what concerns a token alone is computed once
+    for each kind."""
+
+    kinds: Float[Tensor, "n m"]
+    which: Int[Tensor, "b t"]
+
+    def last(self, count: int) -> "Repeated":
+        return Repeated(self.kinds, self.which[:, -count:])
+
+
 class SelfAttention(nn.Module):
     def __init__(self, width: int, heads: int, *, bias: bool = True, causal: bool = True) -> None:
         super().__init__()
@@ -53,7 +66,7 @@ class SelfAttention(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "b t m"],
+        x: Float[Tensor, "b t m"] | Repeated,
         pe: PositionalEncoding,
         cache: Store | None = None,
         last: int | None = None,
@@ -65,27 +78,34 @@ class SelfAttention(nn.Module):
         y = attend(q, k, v, pe, cache=cache, places=places, causal=self.causal, **where)
         return self.out(y.transpose(1, 2).flatten(2))
 
-    def project(self, x: Float[Tensor, "b t m"], last: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Float[Tensor, "b t m"] | Repeated, last: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the last tokens (None: of all), keys and values of all, split into heads."""
-        if last is None or last >= x.shape[1]:
-            q, k, v = self._split(self.qkv(x), 3)
+        length = x.which.shape[1] if isinstance(x, Repeated) else x.shape[1]
+        if last is None or last >= length:
+            q, k, v = self._split(projected(x, self.qkv.weight, self.qkv.bias), 3)
             return q, k, v
         width, bias = self.out.in_features, self.qkv.bias
         q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
-        (q,) = self._split(nn.functional.linear(x[:, -last:], self.qkv.weight[:width], q_bias), 1)
-        k, v = self._split(nn.functional.linear(x, self.qkv.weight[width:], kv_bias), 2)
+        asking = x.last(last) if isinstance(x, Repeated) else x[:, -last:]
+        (q,) = self._split(projected(asking, self.qkv.weight[:width], q_bias), 1)
+        k, v = self._split(projected(x, self.qkv.weight[width:], kv_bias), 2)
         return q, k, v
 
     def _split(self, x: Float[Tensor, "b t n"], parts: int) -> Float[Tensor, "p b h t d"]:
         return x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4)
 
 
+def projected(x: Float[Tensor, "b t m"] | Repeated, weight: Tensor, bias: Tensor | None) -> Float[Tensor, "b t n"]:
+    if isinstance(x, Repeated):
+        return nn.functional.embedding(x.which, nn.functional.linear(x.kinds, weight, bias))
+    return nn.functional.linear(x, weight, bias)
+
+
 class FeedForward(nn.Module):
-    def __init__(self, width: int, hidden: int, activation: nn.Module) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.up = nn.Linear(width, hidden)
-        self.activation = activation
         self.down = nn.Linear(hidden, width)
 
     def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t m"]:
-        return self.down(self.activation(self.up(x)))
+        return self.down(nn.functional.gelu(self.up(x)))
