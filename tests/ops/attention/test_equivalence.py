@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import dape
-from dape.ops.attention.fused import cells
+from dape.ops.attention.fused import cells, run
 from dape.ops.attention.fused.available import why_not_compiled
 from dape.positional.base import PositionalEncoding
 from dape.positional.randomized import Randomized
@@ -261,29 +261,34 @@ def test_compiled_square(label, causal, t):
     assert_near(label, draw(t, batch=1 if t > 64 else 2), impl="fused", causal=causal)
 
 
+ALWAYS, NEVER = 0, 1 << 40  # threads take whole items and lay them out themselves
+
+
 @pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("many_items", [ALWAYS, NEVER])
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize(
     ("label", "causal"), [case for case in COMPILED if case[0] in {*KERNELS["lag tables"], *KERNELS["bias tiles"]}]
 )
-def test_compiled_situations(label, causal, situation):
+def test_compiled_situations(label, causal, situation, many_items, monkeypatch):
+    monkeypatch.setattr(run, "MANY_ITEMS", many_items)
     assert_near(label, SITUATIONS[situation](), impl="fused", causal=causal)
 
 
 @settings(deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_compiled_any_shape(compiled, data):
+def test_compiled_any_shape(compiled, monkeypatch, data):
+    monkeypatch.setattr(run, "MANY_ITEMS", data.draw(st.sampled_from([ALWAYS, NEVER])))
     label = data.draw(st.sampled_from(["kerple", "dape-kerple concat_residual", "dape-rope", "fire", "dape-fire"]))
     inputs, causal = draw_any(data)
     assert_near(label, inputs, impl="fused", causal=causal)
 
 
-@settings(deadline=None, derandomize=True, max_examples=15)
+@settings(deadline=None, derandomize=True, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_compiled_any_mixer(data):
+def test_compiled_any_mixer(compiled, monkeypatch, data):
     """Other numbers of heads and hidden units, and other widths, than all the other tests have."""
-    if reason := why_not_compiled(torch.empty(0)):
-        pytest.skip(reason)
+    monkeypatch.setattr(run, "MANY_ITEMS", data.draw(st.sampled_from([ALWAYS, NEVER])))
     heads, hidden, width = (data.draw(st.integers(1, most)) for most in (64, 70, 40))
     queries, batch = data.draw(st.integers(1, 75)), data.draw(st.integers(1, 3))
     torch.manual_seed(data.draw(st.integers(0, 99)))
@@ -319,7 +324,7 @@ def test_compiled_half_precision_is_rounded_once(label, dtype):
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("label", ["kerple", "dape-kerple concat_residual", "dape-fire"])
-@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("batch", [1, 5, 13])
 def test_compiled_same_bits_every_time(label, batch):
     pe, inputs = make(label, torch.float32), draw(150, batch=batch).to(torch.float32)
     first = outputs_and_gradients("fused", pe, inputs)

@@ -51,8 +51,7 @@ DOCUMENTS = {"q_document": torch.arange(9) // 5, "k_document": torch.arange(9) /
         ("dape-kerple", "reference", {}, ("reference", "whole matrix"), "asked for"),
     ],
 )
-def test_choice_and_reason(name, impl, call, expected, reason, monkeypatch):
-    monkeypatch.setattr(operator, "SHORT_KEYS", {True: 8, False: 8})
+def test_choice_and_reason(name, impl, call, expected, reason):
     pe, inputs = make(name), draw()
     torch.manual_seed(5)
     out, choice = dape.attention(*inputs, pe, impl=impl, explain=True, **call)
@@ -65,16 +64,16 @@ def test_choice_and_reason(name, impl, call, expected, reason, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "queries", "keys", "causal", "short"),
     [
-        ("kerple", 48, 48, True, True),
-        ("kerple", 49, 49, True, False),
-        ("fire", 128, 128, False, True),
-        ("fire", 129, 129, False, False),
-        ("kerple", 1, 9, True, False),  # decoding, with tables beside the cache
-        ("dape-kerple", 9, 9, True, False),
+        ("kerple", 48, 48, False, True),
+        ("fire", 48, 48, False, True),
+        ("fire", 49, 49, False, False),
+        ("kerple", 1, 9, False, True),
+        ("kerple", 9, 9, True, False),
+        ("dape-kerple", 9, 9, False, False),
     ],
 )
 def test_few_keys_with_a_bias_are_computed_at_once(name, queries, keys, causal, short, monkeypatch):
-    monkeypatch.setattr(operator, "WIDE", {True: WIDTH, False: WIDTH})
+    monkeypatch.setattr(operator, "WIDE", WIDTH)
     inputs = draw(queries, keys)
     out, choice = dape.attention(*inputs, make(name), causal=causal, explain=True)
     assert (choice.kernel == "whole matrix") == short and ("few keys" in choice.reason) == short
@@ -82,7 +81,7 @@ def test_few_keys_with_a_bias_are_computed_at_once(name, queries, keys, causal, 
 
 
 def test_narrow_heads_are_not():
-    assert dape.attention(*draw(), make("kerple"), explain=True)[1].kernel == "lag tables"
+    assert dape.attention(*draw(), make("kerple"), causal=False, explain=True)[1].kernel == "lag tables"
 
 
 @pytest.mark.parametrize("name", ["kerple", "dape-kerple", "dape-fire"])
@@ -95,9 +94,9 @@ def test_an_empty_batch_has_gradients(name, impl):
 
 
 def test_many_items_of_few_keys_are_not(monkeypatch):
-    monkeypatch.setattr(operator, "WIDE", {True: WIDTH, False: WIDTH})
+    monkeypatch.setattr(operator, "WIDE", WIDTH)
     monkeypatch.setattr(operator, "SHORT_CELLS", 2 * HEADS * 9 * 9 - 1)
-    assert dape.attention(*draw(), make("kerple"), explain=True)[1].kernel == "lag tables"
+    assert dape.attention(*draw(), make("kerple"), causal=False, explain=True)[1].kernel == "lag tables"
 
 
 def test_many_cells_without_closed_form_are_computed_in_blocks(monkeypatch):

@@ -32,9 +32,9 @@ Impl = Literal["auto", "reference", "blocked", "fused", "triton", "sdpa"]
 _ENGINES: dict[str, Engine] = {"fused": "cpp", "triton": "triton"}
 SMALL_CELLS = 1 << 18
 """Up to this many batch x head x query x key cells an encoding without a closed form is computed at once."""
-SHORT_KEYS, WIDE, SHORT_CELLS = {True: 48, False: 128}, {True: 64, False: 32}, 1 << 22
-"""Up to so many keys, causal or not, and from such a head width on, the whole matrix with a bias is faster on a CPU
-than tiles of 64 keys (measured: 1.1 to 4 times; narrower heads are slower), and takes little memory."""
+SHORT_KEYS, WIDE, SHORT_CELLS = 48, 32, 1 << 22
+"""Without a causal mask, up to so many keys and from such a head width on, the whole matrix with a bias is as fast on a
+CPU as tiles of it or faster (narrower heads are slower), and takes little memory."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,7 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, 
 
 
 def _is_short(q: Tensor, k: Tensor, grid: Grid) -> bool:
-    few = q.shape[2] > 1 and k.shape[2] <= SHORT_KEYS[grid.causal]
-    return q.device.type == "cpu" and few and q.shape[3] >= WIDE[grid.causal]
+    return q.device.type == "cpu" and not grid.causal and k.shape[2] <= SHORT_KEYS and q.shape[3] >= WIDE
 
 
 def _choose_kernel(impl: Literal["fused", "triton"], grid: Grid, form: ScoreForm | None, why_not: str | None) -> Choice:

@@ -39,6 +39,7 @@ constexpr long CHUNK_ROW = CHUNK * BLOCK + 16;  // of one hidden unit; apart as 
 constexpr long TILE_BYTES = 256 << 10;
 constexpr float SLOPE = 0.01f;
 constexpr float LOWEST = -3.0e38f;
+constexpr float LOG_2 = 0.69314718056f;
 
 inline Vec load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
 inline void store(float* p, Vec x) { *reinterpret_cast<Loose*>(p) = x; }
@@ -210,21 +211,25 @@ struct Call {
   View fixed, pre;       // static and pre: "head" is the stride of their channels; absent if `at` is null
   const float* mask;     // [batch, keys padded to BLOCK]: 0 or -inf; or null
   View q;                // packed rows
-  const float *k_panels, *v_rows;  // packed; or, if null:
+  View k_panels, v_rows; // packed (see Layout); or, if null:
   View k, v;             // as they are
   View out;
   View lse;  // its rows are numbers
+  long apart;    // many items: q, k and v are as they are, and a thread packs the items it takes
+  float factor;  // of q, then
   long splits;   // decoding: parts that the keys are cut into
   float* parts;  // decoding: [batch, splits, heads, rows of a tile, padded value width + 2]
 };
 
 struct Backward {
-  const float *k_rows, *v_panels, *wa_plain, *w2_plain;
-  View d_out;          // packed rows
-  View delta;          // like lse: per row the sum of d_out * out
+  View k_rows, v_panels;
+  const float *wa_plain, *w2_plain;
+  View d_out;          // packed rows; as they are if `apart`
+  View delta;          // like lse: per row the sum of d_out * out; computed here if `apart`
   long parts;          // shares of an item's rows; each has its own sums d_k and d_v
   View d_q;
   float *d_k, *d_v;        // [parts, batch, kv_heads, padded keys, padded width]
+  View to_k, to_v;         // if `apart`: what is added to, in place of the two above
   float *d_fixed, *d_pre;  // [threads, like the terms]; spans in numbers
   long fixed_span, pre_span;
   float *d_wa, *d_w2;  // [threads, hidden, heads], [threads, heads, hidden]
@@ -236,9 +241,56 @@ float dape_slope() { return SLOPE; }
 long dape_sizes() { return sizeof(Call) * 10000 + sizeof(Backward); }
 
 // How [item, head, row, width] is laid out for the products; what is padded is 0. ROWS: rows of padded width.
-// BLOCKED_ROWS: as many rows as fill blocks. PANELS: [block][width][BLOCK], every block of rows transposed.
+// BLOCKED_ROWS: as many rows as fill blocks. PANELS: [block][width][BLOCK], every block of rows transposed; the block of
+// rows that begins with `key` is key * width numbers away, as if it were rows.
 enum Layout { ROWS, BLOCKED_ROWS, PANELS };
 
+}  // extern "C"
+
+namespace {
+
+// Columns become rows: LANES rows of LANES numbers each.
+inline void transpose(const float* from, long from_row, float* to, long to_row) {
+  Ints low, high;  // x0 y0 x1 y1 ... of the first halves of two vectors, and of their second halves
+  for (int i = 0; i < LANES; i++) low[i] = i / 2 + i % 2 * LANES, high[i] = low[i] + LANES / 2;
+  Vec x[LANES], y[LANES];
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) x[i] = load(from + i * from_row);
+#pragma GCC unroll 4
+  for (int step = 1; step < LANES; step *= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < LANES / 2; i++) {
+      y[2 * i] = __builtin_shuffle(x[i], x[i + LANES / 2], low);
+      y[2 * i + 1] = __builtin_shuffle(x[i], x[i + LANES / 2], high);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) x[i] = y[i];
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) store(to + i * to_row, x[i]);
+}
+
+inline void pack_row(const float* from, long width, float factor, float* to) {
+  for (long n = 0; n < width; n++) to[n] = from[n] * factor;
+}
+
+// Up to LANES rows of a panel; `to` is the place of the first in it.
+inline void pack_columns(const float* from, long from_row, long rows, long width, float* to) {
+  long n = 0;
+  if (rows == LANES)
+    for (; n + LANES <= width; n += LANES) transpose(from + n, from_row, to + n * BLOCK, BLOCK);
+  for (; n < width; n++)
+    for (long r = 0; r < rows; r++) to[n * BLOCK + r] = from[r * from_row + n];
+}
+
+// The place of row r in panels.
+inline long in_panels(long r, long width) { return r / BLOCK * BLOCK * width + r % BLOCK; }
+
+}  // namespace
+
+extern "C" {
+
+// `factor` is for rows only.
 void dape_pack(long batch, long heads, long rows, long width, View from, float factor, float* to, long layout, long threads) {
   const long row_width = layout == PANELS ? width : padded(width);
   const long all_rows = layout == ROWS ? rows : (rows + BLOCK - 1) / BLOCK * BLOCK;
@@ -247,15 +299,11 @@ void dape_pack(long batch, long heads, long rows, long width, View from, float f
     const float* source = from.at + x / heads * from.item + x % heads * from.head;
     float* target = to + x * all_rows * row_width;
     if (layout == PANELS || all_rows > rows || row_width > width) std::memset(target, 0, 4 * all_rows * row_width);
-    for (long r = 0; r < rows; r++) {
-      const float* row = source + r * from.row;
-      if (layout == PANELS) {
-        float* column = target + r / BLOCK * BLOCK * width + r % BLOCK;
-        for (long n = 0; n < width; n++) column[n * BLOCK] = row[n] * factor;
-      } else {
-        for (long n = 0; n < width; n++) target[r * row_width + n] = row[n] * factor;
-      }
-    }
+    if (layout == PANELS)
+      for (long r = 0; r < rows; r += LANES)
+        pack_columns(source + r * from.row, from.row, least(LANES, rows - r), width, target + in_panels(r, width));
+    else
+      for (long r = 0; r < rows; r++) pack_row(source + r * from.row, width, factor, target + r * row_width);
   }
 }
 
@@ -305,10 +353,29 @@ inline const float* term(const View& t, long item, long row, long key) { return 
 inline long groups(const Call& c) { return c.heads / c.kv_heads; }
 inline long key_blocks(const Call& c) { return (c.keys + BLOCK - 1) / BLOCK; }
 
+// Memory of a thread's own for one item at a time. Packing leaves what is padded, so that is 0 for all items.
+inline View own_space(Scratch& scratch, long heads, long rows, long width) {
+  const View found = {scratch.take(heads * rows * width), 0, rows * width, width};
+  std::memset(found.at, 0, 4 * heads * rows * width);
+  return found;
+}
+
+// Rows first and heads within: that is how they lie in memory.
+inline void pack_rows(const View& from, long b, long heads, long rows, long width, float factor, const View& to) {
+  for (long r = 0; r < rows; r++)
+    for (long h = 0; h < heads; h++) pack_row(number(from, b, h, r), width, factor, number(to, 0, h, r));
+}
+
+inline void pack_panels(const View& from, long b, long heads, long rows, long width, const View& to) {
+  for (long r = 0; r < rows; r += LANES)
+    for (long h = 0; h < heads; h++)
+      pack_columns(number(from, b, h, r), from.row, least(LANES, rows - r), width, number(to, 0, h, 0) + in_panels(r, width));
+}
+
 // Scores of all heads: rows i0... of a tile against a block of keys, `width` of them (padded).
 void scores(const Call& c, const Shape& s, long b, long i0, long rows, long key, long width, float* S) {
   for (long h = 0; h < c.heads; h++) {
-    const float* panel = c.k_panels + ((b * c.kv_heads + h / groups(c)) * key_blocks(c) * BLOCK + key) * c.width;
+    const float* panel = number(c.k_panels, b, h / groups(c), key);
     product<SET>(rows, width, c.width, number(c.q, b, h, i0), c.q.row, 1, panel, BLOCK, S + h * s.plane, BLOCK);
   }
 }
@@ -365,8 +432,18 @@ void mix(const Call& c, const Shape& s, long b, long i, long key, long width, co
 
 // Forward ------------------------------------------------------------------------------------------------------------
 
-struct Running {  // the softmax so far, of every head and row of a tile
-  float *top, *total, *rescale;
+// What a thread works with.
+struct ForwardPlanes {
+  float *S, *H, *O;                // [head, row, key], [hidden, key], [head, row, value width]
+  float *top, *total, *rescale;    // the softmax so far, of every head and row of a tile
+  static long numbers(const Call& c, const Shape& s) {
+    return c.heads * s.plane + c.hidden * BLOCK + c.heads * s.rows * (padded(c.value_width) + 3) + 256;
+  }
+  ForwardPlanes(const Call& c, const Shape& s, Scratch& scratch) {
+    const long cells = c.heads * s.rows;
+    S = scratch.take(c.heads * s.plane), H = scratch.take(c.hidden * BLOCK), O = scratch.take(cells * padded(c.value_width));
+    top = scratch.take(cells), total = scratch.take(cells), rescale = scratch.take(cells);
+  }
 };
 
 // Logits of one head's row become weights under the largest logit so far.
@@ -390,25 +467,25 @@ inline void weigh(float* L, long width, long whole, float& top, float& total, fl
 }
 
 // Keys first ... last of some rows, added to what O and the softmax have seen so far.
-void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long first, long last, float* S, float* H, float* O,
-                Running run) {
+void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long first, long last, const ForwardPlanes& p) {
   const long e = padded(c.value_width);
-  const bool packed = c.k_panels != nullptr;
+  float* S = p.S;
+  const bool packed = c.k_panels.at != nullptr;
   for (long key = first; key < last; key += BLOCK) {
     const long count = least(BLOCK, last - key), whole = padded(count);
     (packed ? scores : scores_of_rows)(c, s, b, i0, rows, key, whole, S);
     for (long r = 0; r < rows; r++) {
       const long width = padded(most(0, least(count, seen(c, i0 + r) - key)));
-      if (width) mix(c, s, b, i0 + r, key, width, S + r * BLOCK, H, BLOCK, S + r * BLOCK);
+      if (width) mix(c, s, b, i0 + r, key, width, S + r * BLOCK, p.H, BLOCK, S + r * BLOCK);
       for (long h = 0; h < c.heads; h++) {
         const long x = h * s.rows + r;
-        weigh(S + h * s.plane + r * BLOCK, width, whole, run.top[x], run.total[x], run.rescale[x]);
+        weigh(S + h * s.plane + r * BLOCK, width, whole, p.top[x], p.total[x], p.rescale[x]);
       }
     }
     for (long h = 0; h < c.heads; h++) {
-      float* o = O + h * s.rows * e;
+      float* o = p.O + h * s.rows * e;
       for (long r = 0; key > first && r < rows; r++) {
-        const float factor = run.rescale[h * s.rows + r];
+        const float factor = p.rescale[h * s.rows + r];
         if (factor != 1.0f)
           for (long n = 0; n < e; n += LANES) store(o + r * e + n, load(o + r * e + n) * factor);
       }
@@ -416,15 +493,14 @@ void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long 
         add_values(c, b, h, rows, key, count, S + h * s.plane, o);
         continue;
       }
-      const float* v = c.v_rows + ((b * c.kv_heads + h / groups(c)) * key_blocks(c) * BLOCK + key) * e;
-      product<ADD>(rows, e, whole, S + h * s.plane, BLOCK, 1, v, e, o, e);
+      product<ADD>(rows, e, whole, S + h * s.plane, BLOCK, 1, number(c.v_rows, b, h / groups(c), key), e, o, e);
     }
   }
 }
 
-void begin(const Call& c, const Shape& s, float* O, Running run) {
-  std::memset(O, 0, 4 * c.heads * s.rows * padded(c.value_width));
-  for (long x = 0; x < c.heads * s.rows; x++) run.top[x] = LOWEST, run.total[x] = 0;
+void begin(const Call& c, const Shape& s, const ForwardPlanes& p) {
+  std::memset(p.O, 0, 4 * c.heads * s.rows * padded(c.value_width));
+  for (long x = 0; x < c.heads * s.rows; x++) p.top[x] = LOWEST, p.total[x] = 0;
 }
 
 // A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
@@ -435,27 +511,27 @@ void finish_row(const Call& c, long b, long h, long i, const float* O, float top
   *number(c.lse, b, h, i) = top + std::log2(total);
 }
 
-void forward_tile(const Call& c, const Shape& s, long b, long i0, float* S, float* H, float* O, Running run) {
+void forward_tile(const Call& c, const Shape& s, long b, long i0, const ForwardPlanes& p) {
   const long rows = least(s.rows, c.queries - i0), e = padded(c.value_width);
-  begin(c, s, O, run);
-  accumulate(c, s, b, i0, rows, 0, seen(c, i0 + rows - 1), S, H, O, run);
+  begin(c, s, p);
+  accumulate(c, s, b, i0, rows, 0, seen(c, i0 + rows - 1), p);
   for (long h = 0; h < c.heads; h++)
     for (long r = 0; r < rows; r++) {
       const long x = h * s.rows + r;
-      finish_row(c, b, h, i0 + r, O + x * e, run.top[x], run.total[x]);
+      finish_row(c, b, h, i0 + r, p.O + x * e, p.top[x], p.total[x]);
     }
 }
 
 // One part of the keys, for all rows: there are few.
-void decode_part(const Call& c, const Shape& s, long b, long part, float* S, float* H, float* O, Running run) {
+void decode_part(const Call& c, const Shape& s, long b, long part, const ForwardPlanes& p) {
   const long e = padded(c.value_width), keys = seen(c, c.queries - 1);
   const long blocks = (keys + BLOCK - 1) / BLOCK, share = (blocks + c.splits - 1) / c.splits * BLOCK;
-  begin(c, s, O, run);
-  accumulate(c, s, b, 0, c.queries, least(keys, part * share), least(keys, (part + 1) * share), S, H, O, run);
+  begin(c, s, p);
+  accumulate(c, s, b, 0, c.queries, least(keys, part * share), least(keys, (part + 1) * share), p);
   float* to = c.parts + (b * c.splits + part) * c.heads * s.rows * (e + 2);
   for (long x = 0; x < c.heads * s.rows; x++, to += e + 2) {
-    std::memcpy(to, O + x * e, 4 * e);
-    to[e] = run.top[x], to[e + 1] = run.total[x];
+    std::memcpy(to, p.O + x * e, 4 * e);
+    to[e] = p.top[x], to[e + 1] = p.total[x];
   }
 }
 
@@ -473,6 +549,27 @@ void join_parts(const Call& c, const Shape& s, long b, long h, long r) {
   }
   finish_row(c, b, h, r, first, top, total);
 }
+
+// A call as it is for one item, packed in a thread's own memory, where it stays in the core's cache.
+struct OwnItem {
+  Call call;
+  static long numbers(const Call& c) {
+    const long keys = key_blocks(c) * BLOCK;
+    return !c.apart ? 0 : c.heads * c.queries * padded(c.width) + c.kv_heads * keys * (c.width + padded(c.value_width)) + 64;
+  }
+  OwnItem(const Call& c, Scratch& scratch) : call(c) {
+    if (!c.apart || !scratch.memory) return;
+    const long keys = key_blocks(c) * BLOCK;
+    call.q = own_space(scratch, c.heads, c.queries, padded(c.width));
+    call.k_panels = own_space(scratch, c.kv_heads, keys, c.width);
+    call.v_rows = own_space(scratch, c.kv_heads, keys, padded(c.value_width));
+  }
+  void pack(const Call& c, long b) {
+    pack_rows(c.q, b, c.heads, c.queries, c.width, c.factor, call.q);
+    pack_panels(c.k, b, c.kv_heads, c.keys, c.width, call.k_panels);
+    pack_rows(c.v, b, c.kv_heads, c.keys, c.value_width, 1.0f, call.v_rows);
+  }
+};
 
 // Backward -----------------------------------------------------------------------------------------------------------
 
@@ -532,16 +629,14 @@ inline void clear(const Shape& s, long heads, long row, long from, long to, floa
 
 void backward_tile(const Call& c, const Backward& g, const Shape& s, long b, long i0, const Planes& p, const Sums& sums) {
   const long rows = least(s.rows, c.queries - i0), d = padded(c.width), e = padded(c.value_width);
-  const long group = groups(c), keys = seen(c, i0 + rows - 1), blocks = key_blocks(c);
+  const long group = groups(c), keys = seen(c, i0 + rows - 1), all_keys = key_blocks(c) * BLOCK;
   std::memset(p.d_q, 0, 4 * c.heads * s.rows * d);
   for (long key = 0; key < keys; key += BLOCK) {
-    const long whole = padded(least(BLOCK, keys - key)), block = key / BLOCK;
+    const long whole = padded(least(BLOCK, keys - key));
     scores(c, s, b, i0, rows, key, whole, p.S);
-    for (long h = 0; h < c.heads; h++) {
-      const float* panel = g.v_panels + ((b * c.kv_heads + h / group) * blocks + block) * BLOCK * c.value_width;
-      product<SET>(rows, whole, c.value_width, g.d_out.at + b * g.d_out.item + h * g.d_out.head + i0 * g.d_out.row,
-                   g.d_out.row, 1, panel, BLOCK, p.G + h * s.plane, BLOCK);
-    }
+    for (long h = 0; h < c.heads; h++)
+      product<SET>(rows, whole, c.value_width, number(g.d_out, b, h, i0), g.d_out.row, 1, number(g.v_panels, b, h / group, key),
+                   BLOCK, p.G + h * s.plane, BLOCK);
     for (long r = 0; r < rows; r += CHUNK) {
       const long some = least(CHUNK, rows - r);
       const long width = padded(most(0, least(BLOCK, seen(c, i0 + r + some - 1) - key)));
@@ -550,20 +645,80 @@ void backward_tile(const Call& c, const Backward& g, const Shape& s, long b, lon
       for (long x = r; x < r + some; x++) clear(s, c.heads, x, width, whole, p.P), clear(s, c.heads, x, width, whole, p.G);
     }
     for (long h = 0; h < c.heads; h++) {
-      const long kv = b * c.kv_heads + h / group, at = ((h / group) * blocks * BLOCK + key);
+      const long at = h / group * all_keys + key;
       const float *P = p.P + h * s.plane, *G = p.G + h * s.plane;
-      product<ADD>(rows, d, whole, G, BLOCK, 1, g.k_rows + (kv * blocks * BLOCK + key) * d, d, p.d_q + h * s.rows * d, d);
-      product<ADD>(whole, d, rows, G, 1, BLOCK, c.q.at + b * c.q.item + h * c.q.head + i0 * c.q.row, c.q.row, sums.k + at * d, d);
-      product<ADD>(whole, e, rows, P, 1, BLOCK, g.d_out.at + b * g.d_out.item + h * g.d_out.head + i0 * g.d_out.row,
-                   g.d_out.row, sums.v + at * e, e);
+      product<ADD>(rows, d, whole, G, BLOCK, 1, number(g.k_rows, b, h / group, key), d, p.d_q + h * s.rows * d, d);
+      product<ADD>(whole, d, rows, G, 1, BLOCK, number(c.q, b, h, i0), c.q.row, sums.k + at * d, d);
+      product<ADD>(whole, e, rows, P, 1, BLOCK, number(g.d_out, b, h, i0), g.d_out.row, sums.v + at * e, e);
     }
   }
   const float scale = 1.0f / std::sqrt(static_cast<float>(c.width));
   for (long h = 0; h < c.heads; h++)
     for (long r = 0; r < rows; r++) {
-      float* to = g.d_q.at + b * g.d_q.item + h * g.d_q.head + (i0 + r) * g.d_q.row;
+      float* to = number(g.d_q, b, h, i0 + r);
       for (long n = 0; n < c.width; n++) to[n] = p.d_q[(h * s.rows + r) * d + n] * scale;
     }
+}
+
+// Calls forward and backward as they are for one item, and the sums of its gradients.
+struct OwnBackward {
+  Call call;
+  Backward backward;
+  View d_k, d_v;
+  static long numbers(const Call& c) {
+    const long keys = key_blocks(c) * BLOCK, d = padded(c.width), e = padded(c.value_width);
+    return !c.apart ? 0 : c.heads * c.queries * (d + e + 1) + c.kv_heads * keys * (c.width + c.value_width + 2 * d + e) + 128;
+  }
+  OwnBackward(const Call& c, const Backward& g, Scratch& scratch) : call(c), backward(g) {
+    if (!c.apart || !scratch.memory) return;
+    const long keys = key_blocks(c) * BLOCK, d = padded(c.width), e = padded(c.value_width);
+    call.q = own_space(scratch, c.heads, c.queries, d);
+    call.k_panels = own_space(scratch, c.kv_heads, keys, c.width);
+    backward.k_rows = own_space(scratch, c.kv_heads, keys, d);
+    backward.v_panels = own_space(scratch, c.kv_heads, keys, c.value_width);
+    backward.d_out = own_space(scratch, c.heads, c.queries, e);
+    backward.delta = own_space(scratch, c.heads, c.queries, 1);
+    d_k = own_space(scratch, c.kv_heads, keys, d), d_v = own_space(scratch, c.kv_heads, keys, e);
+  }
+  void pack(const Call& c, const Backward& g, long b) {
+    pack_rows(c.q, b, c.heads, c.queries, c.width, c.factor, call.q);
+    pack_panels(c.k, b, c.kv_heads, c.keys, c.width, call.k_panels);
+    pack_rows(c.k, b, c.kv_heads, c.keys, c.width, 1.0f, backward.k_rows);
+    pack_panels(c.v, b, c.kv_heads, c.keys, c.value_width, backward.v_panels);
+    pack_rows(g.d_out, b, c.heads, c.queries, c.value_width, 1.0f, backward.d_out);
+    for (long h = 0; h < c.heads; h++)
+      for (long i = 0; i < c.queries; i++)
+        *number(backward.delta, 0, h, i) = dot(number(g.d_out, b, h, i), number(c.out, b, h, i), c.value_width);
+    for (long h = 0; h < c.kv_heads; h++) {
+      std::memset(number(d_k, 0, h, 0), 0, 4 * padded(c.keys) * d_k.row);
+      std::memset(number(d_v, 0, h, 0), 0, 4 * padded(c.keys) * d_v.row);
+    }
+  }
+  void add(const Call& c, const Backward& g, long b) const {
+    for (long h = 0; h < c.kv_heads; h++)
+      for (long j = 0; j < c.keys; j++) {
+        float *k = number(g.to_k, b, h, j), *v = number(g.to_v, b, h, j);
+        for (long n = 0; n < c.width; n++) k[n] += number(d_k, 0, h, j)[n] * LOG_2;  // scores were in base 2
+        for (long n = 0; n < c.value_width; n++) v[n] += number(d_v, 0, h, j)[n];
+      }
+  }
+};
+
+void backward_own(const Call& c, const Backward& g, const Shape& s, long b, OwnBackward& own, const Planes& p, Sums sums) {
+  sums.k = own.d_k.at, sums.v = own.d_v.at;
+  own.pack(c, g, b);
+  for (long i0 = 0; i0 < c.queries; i0 += s.rows) backward_tile(own.call, own.backward, s, b, i0, p, sums);
+  own.add(c, g, b);
+}
+
+void backward_share(const Call& c, const Backward& g, const Shape& s, long share, const Planes& p, Sums sums) {
+  const long b = share / g.parts, part = share % g.parts, rows = (part * c.batch + b) * c.kv_heads * key_blocks(c) * BLOCK;
+  sums.k = g.d_k + rows * padded(c.width), sums.v = g.d_v + rows * padded(c.value_width);
+  // There and back again, so that parts have long rows and short ones alike.
+  for (long x = 0; x < s.blocks(c); x++) {
+    const long turn = x / g.parts, place = x % g.parts;
+    if ((turn % 2 ? g.parts - 1 - place : place) == part) backward_tile(c, g, s, b, x * s.rows, p, sums);
+  }
 }
 
 void fold_lanes(long rows, long columns, const float* from, float* to, float factor) {
@@ -579,18 +734,21 @@ extern "C" {
 long dape_forward(const Call* call) {
   const Call& c = *call;
   const Shape s(c);
-  const long blocks = s.blocks(c), tiles = blocks * c.batch;
+  const long blocks = s.blocks(c), units = c.apart ? c.batch : blocks * c.batch;
   long next = 0, failed = 0;
 #pragma omp parallel num_threads(c.threads)
   {
-    const long cells = c.heads * s.rows, e = padded(c.value_width);
-    Scratch scratch(c.heads * s.plane + c.hidden * BLOCK + cells * (e + 3) + 256);
-    float *S = scratch.take(c.heads * s.plane), *H = scratch.take(c.hidden * BLOCK), *O = scratch.take(cells * e);
-    const Running run = {scratch.take(cells), scratch.take(cells), scratch.take(cells)};
-    // Long rows first, so that no thread begins a long tile when the others are done.
-    if (!scratch.missing(failed))
-      for (long t; (t = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < tiles;)
-        forward_tile(c, s, t % c.batch, (blocks - 1 - t / c.batch) * s.rows, S, H, O, run);
+    Scratch scratch(ForwardPlanes::numbers(c, s) + OwnItem::numbers(c));
+    const ForwardPlanes p(c, s, scratch);
+    OwnItem own(c, scratch);
+    for (long t; !scratch.missing(failed) && (t = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < units;)
+      if (c.apart) {
+        own.pack(c, t);
+        for (long i0 = 0; i0 < c.queries; i0 += s.rows) forward_tile(own.call, s, t, i0, p);
+      } else {
+        // Long rows first, so that no thread begins a long tile when the others are done.
+        forward_tile(c, s, t % c.batch, (blocks - 1 - t / c.batch) * s.rows, p);
+      }
   }
   return failed;
 }
@@ -602,14 +760,12 @@ long dape_decode(const Call* call) {
   long failed = 0;
 #pragma omp parallel num_threads(c.threads)
   {
-    const long cells = c.heads * s.rows, e = padded(c.value_width);
-    Scratch scratch(c.heads * s.plane + c.hidden * BLOCK + cells * (e + 3) + 256);
-    float *S = scratch.take(c.heads * s.plane), *H = scratch.take(c.hidden * BLOCK), *O = scratch.take(cells * e);
-    const Running run = {scratch.take(cells), scratch.take(cells), scratch.take(cells)};
+    Scratch scratch(ForwardPlanes::numbers(c, s));
+    const ForwardPlanes p(c, s, scratch);
     const bool idle = scratch.missing(failed);  // every thread must come to the loops below
 #pragma omp for schedule(static)
     for (long x = 0; x < c.batch * c.splits; x++)
-      if (!idle) decode_part(c, s, x / c.splits, x % c.splits, S, H, O, run);
+      if (!idle) decode_part(c, s, x / c.splits, x % c.splits, p);
 #pragma omp for schedule(static)
     for (long x = 0; x < c.batch * c.heads; x++)
       for (long r = 0; r < c.queries; r++)
@@ -622,29 +778,24 @@ long dape_backward(const Call* call, const Backward* backward) {
   const Call& c = *call;
   const Backward& g = *backward;
   const Shape s(c);
-  const long blocks = s.blocks(c), shares = c.batch * g.parts;
-  const long d = padded(c.width), e = padded(c.value_width), kv_rows = c.kv_heads * key_blocks(c) * BLOCK;
   long failed = 0;
 #pragma omp parallel num_threads(c.threads)
   {
     const long plane = c.heads * s.plane, chunk = c.hidden * CHUNK_ROW, lanes = c.heads * c.hidden * LANES;
-    Scratch scratch(3 * plane + 2 * chunk + c.heads * s.rows * d + 2 * lanes + 512);
+    const long d_q = c.heads * s.rows * padded(c.width);
+    Scratch scratch(3 * plane + 2 * chunk + d_q + 2 * lanes + 512 + OwnBackward::numbers(c));
     const Planes p = {scratch.take(plane), scratch.take(plane), scratch.take(plane),
-                      scratch.take(chunk), scratch.take(chunk), scratch.take(c.heads * s.rows * d)};
+                      scratch.take(chunk), scratch.take(chunk), scratch.take(d_q)};
     float *wa = scratch.take(lanes), *w2 = scratch.take(lanes);
     const bool idle = scratch.missing(failed);
+    OwnBackward own(c, g, scratch);
     // Fewer threads than asked for do the work of the missing ones.
     for (long t = omp_get_thread_num(); t < c.threads && !idle; t += omp_get_num_threads()) {
       std::memset(wa, 0, 4 * lanes), std::memset(w2, 0, 4 * lanes);
-      for (long share = t; share < shares; share += c.threads) {
-        const long b = share / g.parts, part = share % g.parts, slot = part * c.batch + b;
-        const Sums sums = {g.d_fixed + t * g.fixed_span, g.d_pre + t * g.pre_span, wa, w2, g.d_k + slot * kv_rows * d,
-                           g.d_v + slot * kv_rows * e};
-        // There and back again, so that parts have long rows and short ones alike.
-        for (long x = 0; x < blocks; x++) {
-          const long turn = x / g.parts, place = x % g.parts;
-          if ((turn % 2 ? g.parts - 1 - place : place) == part) backward_tile(c, g, s, b, x * s.rows, p, sums);
-        }
+      const Sums sums = {g.d_fixed + t * g.fixed_span, g.d_pre + t * g.pre_span, wa, w2, nullptr, nullptr};
+      for (long share = t; share < c.batch * g.parts; share += c.threads) {
+        if (c.apart) backward_own(c, g, s, share, own, p, sums);
+        else backward_share(c, g, s, share, p, sums);
       }
       if (c.hidden) {
         fold_lanes(c.hidden, c.heads, wa, g.d_wa + t * c.hidden * c.heads, 1.0f);

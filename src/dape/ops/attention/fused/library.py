@@ -26,8 +26,9 @@ class Call(Structure):
         *((name, View) for name in ("fixed", "pre")),
         ("mask", c_void_p),
         ("q", View),
-        *((name, c_void_p) for name in ("k_panels", "v_rows")),
-        *((name, View) for name in ("k", "v", "out", "lse")),
+        *((name, View) for name in ("k_panels", "v_rows", "k", "v", "out", "lse")),
+        ("apart", c_long),
+        ("factor", c_float),
         ("splits", c_long),
         ("parts", c_void_p),
     ]
@@ -35,12 +36,15 @@ class Call(Structure):
 
 class Backward(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("k_rows", "v_panels", "wa_plain", "w2_plain")),
+        *((name, View) for name in ("k_rows", "v_panels")),
+        *((name, c_void_p) for name in ("wa_plain", "w2_plain")),
         ("d_out", View),
         ("delta", View),
         ("parts", c_long),
         ("d_q", View),
-        *((name, c_void_p) for name in ("d_k", "d_v", "d_fixed", "d_pre")),
+        *((name, c_void_p) for name in ("d_k", "d_v")),
+        *((name, View) for name in ("to_k", "to_v")),
+        *((name, c_void_p) for name in ("d_fixed", "d_pre")),
         *((name, c_long) for name in ("fixed_span", "pre_span")),
         *((name, c_void_p) for name in ("d_wa", "d_w2")),
     ]
@@ -98,13 +102,17 @@ def pointer(x: Tensor | None) -> int | None:
 
 
 def pack(x: Tensor, layout: int, factor: float = 1.0) -> Tensor:
-    """[b, h, rows, width] as [b, h, rows, padded width], or in panels as [b, h, blocks, width, block]."""
-    if x.stride(-1) != 1:
-        x = x.contiguous()
+    """[b, h, rows, width] as [b, h, rows, padded width], or in panels: every block of rows transposed."""
+    x = consecutive(x)
     *front, rows, width = x.shape
     size = block()
-    blocks, wide = math.ceil(rows / size), padded(width)
-    shapes = {ROWS: (rows, wide), BLOCKED_ROWS: (blocks * size, wide), PANELS: (blocks, width, size)}
+    filled, wide = math.ceil(rows / size) * size, padded(width)
+    shapes = {ROWS: (rows, wide), BLOCKED_ROWS: (filled, wide), PANELS: (filled, width)}
     packed = torch.empty(*front, *shapes[layout], dtype=torch.float32)
     load().dape_pack(*front, rows, width, view(x), factor, packed.data_ptr(), layout, torch.get_num_threads())
     return packed
+
+
+def consecutive(x: Tensor) -> Tensor:
+    """In float32, the numbers of a row side by side."""
+    return x.float() if x.stride(-1) == 1 else x.float().contiguous()

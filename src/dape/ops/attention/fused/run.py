@@ -9,10 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dape.ops.attention.fused import library
-from dape.ops.attention.fused.library import BLOCKED_ROWS, PANELS, ROWS, pack, pointer, view
+from dape.ops.attention.fused.library import BLOCKED_ROWS, PANELS, ROWS, consecutive, pack, pointer, view
 
 FEW_ROWS = 8
 """Up to so many queries, as in decoding, keys and values are read where they are: laying them out would cost more."""
+MANY_ITEMS = 4
+"""With so many items for each thread, threads take whole items, and lay each out in memory of their own."""
 LOG2_E = math.log2(math.e)
 MAX_PARTS = 16
 """Each share of an item's rows sums its own gradients of k and v; more would cost more memory than they save time."""
@@ -84,7 +86,7 @@ class Mixer:
 
 
 class Attention:
-    """q, k and v packed for the kernel; terms may come for all rows at once or for some at a time."""
+    """q, k and v for the kernel; terms may come for all rows at once or for some at a time."""
 
     def __init__(
         self,
@@ -99,9 +101,19 @@ class Attention:
         self.q_shape, self.k_shape, self.value_width = q.shape, k.shape, v.shape[-1]
         self.mixer, self.causal_offset = mixer, causal_offset
         self.threads = torch.get_num_threads()
-        self.k, self.v = (x.float() if x.stride(-1) == 1 else x.float().contiguous() for x in (k, v))
-        self.q_rows = pack(q.float(), ROWS, LOG2_E / math.sqrt(q.shape[-1]))
+        self.q, self.k, self.v = consecutive(q), consecutive(k), consecutive(v)
+        self.factor = LOG2_E / math.sqrt(q.shape[-1])
+        self.few_rows = q.shape[2] <= FEW_ROWS
         self.mask = self._mask(key_padding_mask)
+
+    @property
+    def apart(self) -> bool:
+        """Whether each thread packs the items it takes; else everything is packed here."""
+        return self.q_shape[0] >= MANY_ITEMS * self.threads
+
+    @functools.cached_property
+    def q_rows(self) -> Tensor:
+        return pack(self.q, ROWS, self.factor)
 
     @functools.cached_property
     def k_panels(self) -> Tensor:
@@ -122,12 +134,12 @@ class Attention:
 
     def forward(self, terms: Terms, out: Tensor, lse: Tensor, first_row: int = 0) -> None:
         """Rows ``first_row`` ... of ``out`` [b, h, rows, e] and ``lse`` [b, h, rows]."""
-        call = self._call(terms, first_row, out, lse)
-        if self.q_shape[2] > FEW_ROWS:
-            call.k_panels, call.v_rows = self.k_panels.data_ptr(), self.v_rows.data_ptr()
+        call = self._call(terms, first_row, out, lse, apart=self.apart and not self.few_rows)
+        if not self.few_rows:
+            if not call.apart:
+                call.k_panels, call.v_rows = view(self.k_panels), view(self.v_rows)
             library.run("dape_forward", call)
             return
-        call.k, call.v = view(self.k), view(self.v)
         batch, heads, rows = lse.shape
         call.splits = self._splits()
         # Per part of the keys: the output so far, the largest logit and the sum.
@@ -141,7 +153,7 @@ class Attention:
         blocks = math.ceil(self.k_shape[2] / library.block())
         return max(1, min(blocks, math.ceil(2 * self.threads / max(1, self.q_shape[0]))))
 
-    def _call(self, terms: Terms, first_row: int, out: Tensor, lse: Tensor) -> library.Call:
+    def _call(self, terms: Terms, first_row: int, out: Tensor, lse: Tensor, *, apart: bool) -> library.Call:
         batch, heads, _, width = self.q_shape
         mixer, offset = self.mixer, self.causal_offset
         rows = lse.shape[2]
@@ -156,9 +168,13 @@ class Attention:
             fixed=terms.fixed.view(),
             pre=view(None) if terms.pre is None else terms.pre.view(),
             mask=pointer(self.mask),
-            q=view(self.q_rows[:, :, first_row : first_row + rows]),
+            q=view((self.q if apart else self.q_rows)[:, :, first_row : first_row + rows]),
+            k=view(self.k),
+            v=view(self.v),
             out=view(out),
             lse=view(lse.unsqueeze(-1)),
+            apart=apart,
+            factor=self.factor,
         )
 
     def backward(self, grad: Tensor, out: Tensor, lse: Tensor) -> "BackwardPass":
@@ -170,14 +186,12 @@ class BackwardPass:
 
     def __init__(self, forward: Attention, grad: Tensor, out: Tensor, lse: Tensor) -> None:
         self.of, self.lse = forward, lse
+        self.grad, self.out = consecutive(grad), consecutive(out)
         batch, heads, queries, width = forward.q_shape
         threads = forward.threads
-        self.d_out = pack(grad.float(), ROWS)
-        self.delta = (grad.float() * out.float()).sum(-1)
-        self.k_rows, self.v_panels = pack(forward.k, BLOCKED_ROWS), pack(forward.v, PANELS)
-        self.parts = 1 if batch >= threads else min(MAX_PARTS, math.ceil(threads / max(1, batch)))
+        self.parts = 1 if forward.apart or batch >= threads else min(MAX_PARTS, math.ceil(threads / max(1, batch)))
         self.d_q = torch.empty(batch, heads, queries, width)
-        self._d_k, self._d_v = (torch.zeros(self.parts, *x.shape) for x in (self.k_rows, forward.v_rows))
+        self._sums = _SumsOfItems(self) if forward.apart else _SumsOfParts(self)
         hidden = 0 if forward.mixer is None else len(forward.mixer.wa)
         self._d_wa, self._d_w2 = torch.zeros(threads, hidden, heads), torch.zeros(threads, heads, hidden)
 
@@ -187,19 +201,12 @@ class BackwardPass:
         part = slice(first_row, first_row + (of.q_shape[2] if rows is None else rows))
         d_fixed, d_pre = terms.fixed.zeros(of.threads), None if terms.pre is None else terms.pre.zeros(of.threads)
         mixer = of.mixer
-        call = of._call(terms, first_row, self.d_q[:, :, part], self.lse[:, :, part])
-        call.k_panels, call.v_rows = of.k_panels.data_ptr(), of.v_rows.data_ptr()
+        call = of._call(terms, first_row, self.out[:, :, part], self.lse[:, :, part], apart=of.apart)
         backward = library.Backward(
-            k_rows=self.k_rows.data_ptr(),
-            v_panels=self.v_panels.data_ptr(),
             wa_plain=None if mixer is None else mixer.wa.data_ptr(),
             w2_plain=None if mixer is None else mixer.w2.data_ptr(),
-            d_out=view(self.d_out[:, :, part]),
-            delta=view(self.delta[:, :, part].unsqueeze(-1)),
             parts=self.parts,
             d_q=view(self.d_q[:, :, part]),
-            d_k=self._d_k.data_ptr(),
-            d_v=self._d_v.data_ptr(),
             d_fixed=terms.fixed.view(d_fixed).at,
             d_pre=None if d_pre is None or terms.pre is None else terms.pre.view(d_pre).at,
             fixed_span=d_fixed[0].numel(),
@@ -207,19 +214,19 @@ class BackwardPass:
             d_wa=self._d_wa.data_ptr(),
             d_w2=self._d_w2.data_ptr(),
         )
+        self._sums.point(call, backward, part)
         library.run("dape_backward", call, backward)
         return terms.fixed.total(d_fixed), None if terms.pre is None or d_pre is None else terms.pre.total(d_pre)
 
-    # Scores were in base 2, and so were those that met the gradients of k and wa.
-
     @property
     def d_k(self) -> Float[Tensor, "b g k d"]:
-        keys, width = self.of.k_shape[2:]
-        return _total(self._d_k)[:, :, :keys, :width] / LOG2_E
+        return self._sums.d_k
 
     @property
     def d_v(self) -> Float[Tensor, "b g k e"]:
-        return _total(self._d_v)[:, :, : self.of.k_shape[2], : self.of.value_width]
+        return self._sums.d_v
+
+    # Scores were in base 2, and so were those that met the gradients of k and wa.
 
     @property
     def d_wa(self) -> Float[Tensor, "D h"]:
@@ -228,6 +235,43 @@ class BackwardPass:
     @property
     def d_w2(self) -> Float[Tensor, "h D"]:
         return self._d_w2.sum(0)
+
+
+class _SumsOfItems:
+    """Of k and v, where threads take whole items."""
+
+    def __init__(self, of: BackwardPass) -> None:
+        self._grad = of.grad
+        self.d_k, self.d_v = torch.zeros(of.of.k.shape), torch.zeros(of.of.v.shape)
+
+    def point(self, call: library.Call, backward: library.Backward, part: slice) -> None:
+        backward.d_out = view(self._grad[:, :, part])
+        backward.to_k, backward.to_v = view(self.d_k), view(self.d_v)
+
+
+class _SumsOfParts:
+    """Of k and v, where everything is packed here and threads share an item's rows: each part has its own."""
+
+    def __init__(self, of: BackwardPass) -> None:
+        self._of = forward = of.of
+        self._d_out, self._delta = pack(of.grad, ROWS), (of.grad * of.out).sum(-1)
+        self._k_rows, self._v_panels = pack(forward.k, BLOCKED_ROWS), pack(forward.v, PANELS)
+        self._d_k, self._d_v = (torch.zeros(of.parts, *x.shape) for x in (self._k_rows, forward.v_rows))
+
+    def point(self, call: library.Call, backward: library.Backward, part: slice) -> None:
+        call.k_panels = view(self._of.k_panels)
+        backward.k_rows, backward.v_panels = view(self._k_rows), view(self._v_panels)
+        backward.d_out, backward.delta = view(self._d_out[:, :, part]), view(self._delta[:, :, part].unsqueeze(-1))
+        backward.d_k, backward.d_v = self._d_k.data_ptr(), self._d_v.data_ptr()
+
+    @property
+    def d_k(self) -> Float[Tensor, "b g k d"]:
+        keys, width = self._of.k_shape[2:]
+        return _total(self._d_k)[:, :, :keys, :width] / LOG2_E
+
+    @property
+    def d_v(self) -> Float[Tensor, "b g k e"]:
+        return _total(self._d_v)[:, :, : self._of.k_shape[2], : self._of.value_width]
 
 
 def _total(parts: Float[Tensor, "p *s"]) -> Float[Tensor, "*s"]:
