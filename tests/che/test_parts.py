@@ -31,7 +31,8 @@ def sample_of(run: Trainer):
 
 
 def test_parts_cover_the_batch():
-    assert parts_of(70) == [slice(0, 32), slice(32, 64), slice(64, 70)] and parts_of(5) == [slice(0, 5)]
+    assert parts_of(70, 1 << 13) == [slice(0, 64), slice(64, 70)] and parts_of(5, 1) == [slice(0, 5)]
+    assert parts_of(70, (1 << 13) + 1) == [slice(0, 32), slice(32, 64), slice(64, 70)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
@@ -56,7 +57,7 @@ def test_same_gradients_as_at_once(method, tmp_path, monkeypatch):
     run = trainer(tmp_path, method=method, dropout=0.0)
     sample = sample_of(run)
     loss, logits, found = run.gradients(sample)
-    monkeypatch.setattr(parts, "PART", 70)
+    monkeypatch.setattr(parts, "LARGE", 70)
     whole_loss, whole_logits, expected = run.gradients(sample)
     assert len(found) == len(expected) and loss == pytest.approx(whole_loss)
     torch.testing.assert_close(logits, whole_logits)

@@ -161,7 +161,9 @@ class Trainer:
         encodings = self.model.drawn_encodings(tokens.shape[1], seeded(*numbers, 1))
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         batch = len(tokens)
-        parts = parts_of(batch) if self.device.type == "cpu" else [slice(0, batch)]
+        parts = [slice(0, batch)]
+        if self.device.type == "cpu":
+            parts = parts_of(batch, tokens.shape[1] * self.config.width)
 
         def work(index: int) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
             part, noise = parts[index], seeded(*numbers, 2, index, device=self.device)
