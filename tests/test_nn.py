@@ -102,9 +102,19 @@ def test_layers_that_cannot_be_taken_over():
         SelfAttention.from_multihead(nn.MultiheadAttention(24, 4, kdim=12, batch_first=True), train_length=8)
 
 
+def test_a_layer_with_the_batch_in_the_middle():
+    layer = nn.MultiheadAttention(24, 4)
+    with pytest.raises(ValueError, match=r"takes \[tokens, batch, width\].*set layer.batch_first = True"):
+        SelfAttention.from_multihead(layer, train_length=8, causal=False)
+    layer.batch_first = True
+    ours = SelfAttention.from_multihead(layer, train_length=8, causal=False)
+    torch.testing.assert_close(ours(text()), layer(text(), text(), text())[0], atol=1e-5, rtol=1e-5)
+
+
 def test_the_example_of_the_documentation():
     text = (Path(__file__).parents[1] / "docs" / "adapters.md").read_text()
     names: dict = {}
     exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-1], names)
     assert names["y"].shape == (1, 1, 64) and names["cache"].length == 5
-    assert isinstance(names["same"], SelfAttention)
+    x, old, same = names["x"], names["old"], names["same"]
+    torch.testing.assert_close(same(x), old(x, x, x)[0], atol=1e-5, rtol=1e-5)

@@ -55,7 +55,13 @@ class SelfAttention(nn.Module):
 
     @classmethod
     def from_multihead(cls, layer: nn.MultiheadAttention, encoding: str = "nope", **settings: Any) -> "SelfAttention":
-        """With the weights of PyTorch's layer: the same function for ``encoding="nope"``. Dropout is not taken over."""
+        """With the weights of PyTorch's layer: the same function for ``encoding="nope", causal=False`` (PyTorch's layer
+        sees the future unless a mask hides it, this one does not unless told). Dropout is not taken over."""
+        if not layer.batch_first:
+            raise ValueError(
+                "the layer has batch_first=False and takes [tokens, batch, width], SelfAttention takes "
+                "[batch, tokens, width]: transpose what goes in and out, and set layer.batch_first = True to say so"
+            )
         if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
             raise ValueError("only layers with kdim = vdim = embed_dim, without add_bias_kv and add_zero_attn")
         has_bias = layer.in_proj_bias is not None

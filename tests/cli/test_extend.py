@@ -59,18 +59,83 @@ def extend(*argv: str, expect: int = 0) -> None:
 def test_before_and_after(capsys):
     extend("--lr", "0.1")
     rows = read_rows(Path("out/results.jsonl"))
-    assert [(r.label, r.length) for r in rows] == [
-        (label, length) for label in ("rope", "dape-kerple (adapter)") for length in (16, 32)
+    assert [(r.label, r.length, r.step) for r in rows] == [
+        (label, length, step)
+        for label, step in (("rope", 0), ("yarn (untuned)", 0), ("dape-kerple (adapter)", 3))
+        for length in (16, 32)
     ]
-    before, after = rows[:2], rows[2:]
-    assert all(a.value != b.value for a, b in zip(before, after, strict=True)) and rows[0].k == 16
+    values = [row.value for row in rows]
+    assert len(set(values)) == 6 and rows[0].k == 16
     told = capsys.readouterr().out
+    assert "yarn (untuned)" in told and "yarn (untuned)" in Path("out/table.md").read_text()
     assert "training 460 numbers for 3 steps of 2 x 64 tokens" in told and "dape.hf.load_adapter" in told
     model = transformers.AutoModelForCausalLM.from_pretrained("model")
     load_adapter(model, "out/adapter")
     about = json.loads(Path("out/adapter/adapter.json").read_text())["about"]
     assert about["tuning"]["length"] == 64
     assert not Path("out/tuning").exists() and Path("out/curves.png").exists()
+
+
+def test_yarn_untuned_is_the_librarys_yarn():
+    """The middle rows: what `from_pretrained` with YaRN in the configuration gives, measured by itself."""
+    extend()
+    untuned = [row.value for row in read_rows(Path("out/untuned.jsonl"))]
+    yarn = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 16}
+    new_model("model", rope_parameters=yarn)
+    extend("--out", "theirs")
+    theirs = [row.value for row in read_rows(Path("theirs/before.jsonl"))]
+    assert untuned == pytest.approx(theirs, rel=1e-5) and not Path("theirs/untuned.jsonl").exists()
+    new_model("model")
+    extend("--out", "kept", "--rope", "keep")
+    assert {row.label for row in read_rows(Path("kept/results.jsonl"))} == {"rope", "dape-kerple (adapter)"}
+
+
+def other_text() -> None:
+    Path("words.txt").write_text(Path("words.txt").read_text().replace("cat", "dog"))
+
+
+def other_weights() -> None:
+    """One number of one tensor."""
+    tensors = load_file("model/model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] += 1e-3
+    save_file(tensors, "model/model.safetensors", {"format": "pt"})
+
+
+def other_rotation() -> None:
+    config = json.loads(Path("model/config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 500.0
+    Path("model/config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "stopped"),
+    [
+        (other_text, "the text of --data changed (sha256 was ", True),
+        (other_text, "the text of --data changed (sha256 was ", False),
+        (other_weights, "the weights of MODEL changed (sha256 was ", True),
+        (other_weights, "the weights of MODEL changed (sha256 was ", False),
+        (other_rotation, "MODEL/config.json changed (sha256 was ", True),
+    ],
+)
+def test_what_is_behind_a_path_may_change(change, words, stopped, capsys, monkeypatch):
+    """Results of before are not shown for something else, nor is half an adapter trained on with it."""
+    with monkeypatch.context() as patch:
+        if stopped:
+            patch.setattr("dape.training.interrupt.Interruption.__call__", lambda self: True)
+        extend(expect=130 if stopped else 0)
+    change()
+    extend(expect=2)
+    told = capsys.readouterr().err
+    assert words in told and "use another --out" in told
+
+
+def test_a_folder_of_an_older_version(capsys):
+    extend()
+    settings = json.loads(Path("out/extend.json").read_text())
+    del settings["weights_hash"]
+    Path("out/extend.json").write_text(json.dumps(settings))
+    extend(expect=2)
+    assert "the weights of MODEL changed (sha256 was not noted by an older dape" in capsys.readouterr().err
 
 
 def test_finished_work_is_not_done_again(monkeypatch):
@@ -175,7 +240,9 @@ def test_the_model_is_not_touched():
     ("argv", "words"),
     [
         ("--method dape-kerpel", "Did you mean"),
-        ("--method rope", "an adapter is an additive bias or DAPE"),
+        ("--method rope", "--method rope: turns queries and keys, but the model has its own rotation"),
+        ("--method dape-rope", "`dape extend --rope yarn --factor ...`"),
+        ("--method nope", "--method nope: an adapter is an additive bias or DAPE"),
         ("--length 0", "--length must be at least 1"),
         ("--windows 0", "--windows must be at least 1"),
         ("--lr -1", "--lr must be a positive number"),
@@ -212,6 +279,43 @@ def test_an_architecture_without_adapters(capsys):
     assert "opt: adapters exist for gpt2, gpt_neox, llama" in capsys.readouterr().err
 
 
+def test_other_architectures_without_a_length(capsys):
+    """Before anything is loaded: Bloom has no max_position_embeddings, BERT no head that predicts."""
+    for kind in ("bloom", "bert"):
+        Path(kind).mkdir()
+        Path(kind, "config.json").write_text(json.dumps({"model_type": kind}))
+        assert main(["extend", kind, *SMALL]) == 2
+        assert f"{kind}: adapters exist for gpt2, gpt_neox, llama" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_attention_heads": 5}, "hidden size (16) is not a multiple of the number of attention heads (5)"),
+        ({"hidden_size": "x"}, "Field 'hidden_size' expected int, got str"),
+        ({"num_attention_heads": 0}, "modulo by zero"),
+        ({"model_type": None}, "Should have a `model_type` key"),
+    ],
+)
+def test_a_configuration_that_cannot_be(change, words, capsys):
+    config = json.loads(Path("model/config.json").read_text()) | change
+    Path("model/config.json").write_text(json.dumps({name: v for name, v in config.items() if v is not None}))
+    extend(expect=2)
+    told = capsys.readouterr().err
+    assert words in told and told.count("\n") == 1
+
+
+def test_a_length_from_the_configuration(capsys):
+    new_model("model", max_position_embeddings=131072)
+    small = SMALL[: SMALL.index("--lengths")]
+    assert main(["extend", "model", *small]) == 2
+    told = capsys.readouterr().err
+    assert "too few for evaluation length 4194304" in told
+    assert "131072 was taken from the model's config.json (max_position_embeddings)" in told
+    assert "--train-length" in told and "--lengths" in told
+    assert main(["extend", "model", *small, "--train-length", "16", "--lengths", "16", "32"]) == 0
+
+
 def test_weights_that_are_not_all_there(capsys):
     tensors = load_file("model/model.safetensors")
     del tensors["model.layers.0.self_attn.q_proj.weight"]
@@ -228,10 +332,20 @@ def test_weights_that_are_not_all_there(capsys):
     assert "lm_head.weight is [257, 16], the model has [300, 16]" in capsys.readouterr().err
 
 
-def test_a_model_saved_for_flash_attention():
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_model_saved_for_flash_attention(key):
     config = json.loads(Path("model/config.json").read_text())
-    Path("model/config.json").write_text(json.dumps(config | {"attn_implementation": "flash_attention_2"}))
+    Path("model/config.json").write_text(json.dumps(config | {key: "flash_attention_3"}))
     extend()
+
+
+def test_a_model_that_needs_another_library(capsys, monkeypatch):
+    def fail(*_, **__):
+        raise ImportError("Using `bitsandbytes` 4-bit quantization requires bitsandbytes:\n`pip install bitsandbytes`")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", fail)
+    extend(expect=2)
+    assert "needs a library that is not installed: Using `bitsandbytes` 4-bit" in capsys.readouterr().err
 
 
 def test_a_sliding_window(capsys):

@@ -12,10 +12,20 @@ from torch.utils.data import Dataset
 
 transformers = pytest.importorskip("transformers")
 
-from dape.hf import ProjectPositions, adapter_of, extend, load_adapter, remove, save_adapter  # noqa: E402
+from dape.hf import (  # noqa: E402
+    ProjectPositions,
+    adapter_of,
+    adapter_parameters,
+    extend,
+    load_adapter,
+    project_,
+    remove,
+    save_adapter,
+)
 from dape.hf import attention as interface  # noqa: E402
-from dape.hf.adapter import adapter_parameters, encodings_of, project_  # noqa: E402
+from dape.hf.adapter import encodings_of  # noqa: E402
 from dape.hf.hosts import SUPPORTED, attention_layers, describe  # noqa: E402
+from dape.hf.weights import fingerprint  # noqa: E402
 from dape.ops.attention import operator  # noqa: E402
 
 COMMON = {
@@ -30,6 +40,7 @@ COMMON = {
 }
 FEWER = {"num_key_value_heads": 2}
 METHODS = ["dape-kerple", "dape-fire", "kerple", "dape-nope"]
+ROTATING = sorted(set(SUPPORTED) - {"gpt2"})
 
 
 def make(kind: str, **more):
@@ -102,6 +113,33 @@ def test_generation_with_and_without_cache(kind, method, tokens):
     assert torch.equal(text, generate(model, prompt, use_cache=False))
     assert torch.equal(text, generate(model, prompt, cache_implementation="static"))
     assert text.shape[1] == 19
+
+
+@pytest.mark.parametrize("kind", ROTATING)
+def test_generation_with_and_without_cache_under_yarn(kind, tokens):
+    """Beyond the training length, where the slowed rotation differs from the model's own."""
+    model = extend(make(kind), "dape-kerple", rope="yarn", factor=4, train_length=8)
+    shake(model)
+    text = generate(model, tokens[:1, :9])
+    assert torch.equal(text, generate(model, tokens[:1, :9], use_cache=False))
+    whole, cached = model(text).logits, model(text[:, :-1], use_cache=True)
+    last = model(text[:, -1:], past_key_values=cached.past_key_values).logits
+    torch.testing.assert_close(last[:, 0], whole[:, -1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_padding_on_the_left_in_logits(kind, tokens):
+    model = extend(make(kind), "dape-kerple")
+    shake(model)
+    batch = torch.stack([torch.cat([torch.zeros(5, dtype=torch.long), tokens[0, :9]]), tokens[1, :14]])
+    mask = torch.ones_like(batch)
+    mask[0, :5] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)  # as generate makes them; GPT-2 has a table of them
+    together = model(batch, attention_mask=mask, position_ids=positions).logits
+    torch.testing.assert_close(together[0, 5:], model(tokens[:1, :9]).logits[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(together[1], model(tokens[1:, :14]).logits[0], atol=1e-5, rtol=1e-5)
+    unmasked = model(batch, position_ids=positions).logits
+    assert (unmasked[0, 5:] - together[0, 5:]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("method", ["dape-kerple", "dape-fire"])
@@ -275,8 +313,13 @@ def test_padding_is_looked_for_once(tokens, monkeypatch):
     assert len(layers) > 1 and len(looks) == whole == 1
 
 
-@pytest.mark.parametrize("method", [*METHODS, "dape-alibi", "t5"])
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *((kind, method) for kind in ("llama", "gpt2") for method in [*METHODS, "dape-alibi", "t5"]),
+        *((kind, "dape-kerple") for kind in SUPPORTED if kind not in ("llama", "gpt2")),
+    ],
+)
 def test_saved_and_loaded(kind, method, tokens, tmp_path):
     model = extend(make(kind), method, train_length=32)
     shake(model)
@@ -287,6 +330,18 @@ def test_saved_and_loaded(kind, method, tokens, tmp_path):
     assert torch.equal(fresh(tokens).logits, expected)
     assert adapter_of(fresh) == adapter_of(model)
     assert json.loads((tmp_path / "a" / "adapter.json").read_text())["about"] == {"note": "mine"}
+
+
+@pytest.mark.parametrize("kind", ROTATING)
+def test_saved_and_loaded_without_rotation(kind, tokens, tmp_path):
+    model = extend(make(kind), "dape-kerple", rope="remove")
+    shake(model)
+    expected = model(tokens).logits
+    save_adapter(model, tmp_path / "a")
+    assert torch.equal(load_adapter(make(kind), tmp_path / "a")(tokens).logits, expected)
+    kept = extend(make(kind), "dape-kerple")
+    shake(kept)
+    assert (kept(tokens).logits - expected).abs().max() > 1e-4
 
 
 def test_loaded_in_a_new_process(tokens, tmp_path):
@@ -332,7 +387,7 @@ def test_without_rotation(tokens):
     assert (kept(tokens).logits[:, -1] - kept(swapped).logits[:, -1]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", sorted(set(SUPPORTED) - {"gpt2"}))
+@pytest.mark.parametrize("kind", ROTATING)
 def test_yarn_under_the_adapter(kind, tokens, tmp_path):
     """At first what the library's own YaRN gives; saved, loaded and removed with the adapter."""
     plain = make(kind)
@@ -362,10 +417,13 @@ def test_yarn_under_the_adapter(kind, tokens, tmp_path):
         ("llama", {"factor": 4.0}, "a factor above 1"),
         ("gpt2", {"rope": "yarn", "factor": 4.0}, "gpt2 has no rotation to slow down"),
         ("llama", {"rope": "turn"}, "'keep', 'remove', 'yarn'"),
+        ("llama", {"rope": "yarn", "factor": "4"}, "factor is a number.*got '4'"),
+        ("llama", {"rope": "yarn", "factor": None}, "factor is a number.*got None"),
+        ("llama", {"rope": "yarn", "factor": float("inf")}, "factor is a number.*got inf"),
     ],
 )
 def test_rotations_that_cannot_be(kind, settings, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, TypeError), match=words):
         extend(make(kind), "dape-kerple", train_length=8, **settings)
 
 
@@ -418,7 +476,14 @@ def test_half_precision(tokens):
     ("call", "words"),
     [
         (lambda m: extend(torch.nn.Linear(2, 2)), "Linear: adapters exist for gpt2, gpt_neox, llama"),
-        (lambda m: extend(m, "rope"), "rope: an adapter is an additive bias or DAPE"),
+        (lambda m: extend(m, "rope"), "rope: turns queries and keys, but the model has its own rotation"),
+        (lambda m: extend(m, "dape-rope"), "use rope='yarn', factor=.*possible: t5, alibi.*dape-X with X one of nope"),
+        (lambda m: extend(m, "dape-pi"), "dape-pi: turns queries and keys"),
+        (lambda m: extend(m, "dape-yarn", zero_init=False), "dape-yarn: turns queries and keys"),
+        (lambda m: extend(m, "dape-v2-rope", zero_init=False), "dape-v2-rope: turns queries and keys"),
+        (lambda m: extend(m, "nope"), "nope: an adapter is an additive bias or DAPE"),
+        (lambda m: extend(m, None), "a string such as 'dape-kerple'; got None"),
+        (lambda m: extend(m, zero_init_out=False), "zero_init_out=False lets f change.*pass zero_init=False"),
         (lambda m: extend(m, "randomized-alibi"), "an adapter is an additive bias or DAPE"),
         (lambda m: extend(m, "dape-kerpel"), "Did you mean"),
         (lambda m: extend(m, rope="twist"), "choose one of 'keep', 'remove'"),
@@ -469,12 +534,62 @@ def test_dropout_comes_back(kind, tokens):
     assert torch.equal(twice(), before)
 
 
-@pytest.mark.parametrize("kind", sorted(set(SUPPORTED) - {"gpt2"}))  # it keeps the question to itself
+@pytest.mark.parametrize("kind", SUPPORTED)
 def test_weights_that_do_not_exist_are_not_promised(kind, tokens):
     model = make(kind)
     extend(model, "dape-kerple", train_length=8)
     with pytest.raises(ValueError, match="never whole in memory"):
         model(tokens, output_attentions=True)
+    with pytest.raises(ValueError, match="never whole in memory"):
+        generate(model, tokens[:, :4], output_attentions=True, return_dict_in_generate=True)
+    model(tokens, output_attentions=False)
+    remove(model).set_attn_implementation("eager")
+    assert model(tokens, output_attentions=True).attentions[0].shape == (2, 4, 37, 37)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_models_of_one_configuration_are_independent(kind, tokens):
+    first = make(kind)
+    config = first.config
+    second = type(first)(config).eval()
+    second.load_state_dict(first.state_dict())
+    before = first(tokens).logits
+    shake(extend(second, "dape-kerple"))
+    assert torch.equal(first(tokens).logits, before) and config._attn_implementation == "sdpa"
+    assert (second(tokens).logits - before).abs().max() > 1e-3
+    later = type(first)(config).eval()
+    later.load_state_dict(first.state_dict())
+    assert torch.equal(later(tokens).logits, before)
+    shake(extend(first, "dape-kerple"))
+    assert torch.equal(first(tokens).logits, second(tokens).logits)
+    assert torch.equal(remove(second)(tokens).logits, before) and first.config._attn_implementation == "dape"
+    assert second.config.to_dict() == config.to_dict() and second.config._attn_implementation == "sdpa"
+
+
+def test_what_was_frozen_before_stays_frozen():
+    model = make("llama")
+    model.lm_head.requires_grad_(False)
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    remove(extend(model))
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+    remove(extend(model, freeze=False))
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+
+
+@pytest.mark.filterwarnings("ignore")  # of accelerate, about its own files
+def test_layers_on_the_disk(tokens, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    expected = extend(make("llama"), "dape-kerple")
+    shake(expected)
+    model = accelerate.disk_offload(make("llama"), tmp_path / "disk", execution_device=torch.device("cpu"))
+    assert all(p.is_meta for p in attention_layers(model)[0].parameters())
+    extend(model, "dape-kerple")
+    assert all(p.device.type == "cpu" for p in adapter_parameters(model))
+    shake(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, expected(tokens).logits)
+    save_adapter(model, tmp_path / "a")
+    load_adapter(make("llama"), tmp_path / "a")  # of the weights nothing is known: no warning
 
 
 def test_key_heads_that_do_not_divide():
@@ -498,6 +613,49 @@ def test_another_model(tmp_path):
         load_adapter(wider, tmp_path / "a")
     with pytest.raises(ValueError, match=r"holds no adapter \(no adapter.json"):
         load_adapter(make("llama"), tmp_path / "b")
+
+
+def test_a_model_of_the_same_shape(tmp_path):
+    """What an adapter cannot know is refused; other weights may be those of a fine-tuned model."""
+    save_adapter(extend(make("llama")), tmp_path / "a")
+    turned = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+    with pytest.raises(ValueError, match=r"rope_parameters .*10000.*, the model has .*500\.0"):
+        load_adapter(make("llama", **turned), tmp_path / "a")
+    more = transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON))
+    with pytest.raises(ValueError, match="kv_heads 2, the model has 4"):
+        load_adapter(more, tmp_path / "a")
+    tuned = make("llama")
+    with torch.no_grad():
+        tuned.model.layers[1].mlp.up_proj.weight.mul_(1.01)
+    with pytest.warns(UserWarning, match=r"made for other weights \(fingerprint \w{8}, the model has \w{8}\)"):
+        load_adapter(tuned, tmp_path / "a")
+    longer = make("llama")
+    longer.resize_token_embeddings(103, mean_resizing=False)
+    with pytest.warns(UserWarning, match="vocabulary 101, the model has 103"):
+        load_adapter(longer, tmp_path / "a")
+
+
+def test_the_same_weights_in_another_form(tmp_path):
+    """No warning, which would be an error here: in half precision, without a head, with an adapter in it."""
+    save_adapter(extend(make("llama")), tmp_path / "a")
+    load_adapter(make("llama").to(torch.bfloat16), tmp_path / "a")
+    load_adapter(make("llama").model, tmp_path / "a")
+    whole = extend(make("llama"))
+    assert fingerprint(whole) == fingerprint(make("llama")) == fingerprint(whole.to(torch.bfloat16))
+
+
+def test_an_adapter_of_an_older_version(tokens, tmp_path):
+    model = extend(make("llama"))
+    shake(model)
+    save_adapter(model, tmp_path / "a")
+    facts = json.loads((tmp_path / "a" / "adapter.json").read_text())
+    for name in ("kv_heads", "vocabulary", "rope_parameters"):
+        del facts["host"][name]
+    _facts(host=facts["host"], host_weights=None)(tmp_path / "a")
+    other = make("llama")
+    other.model.embed_tokens.weight.data.mul_(2)
+    load_adapter(other, tmp_path / "a")
+    assert torch.equal(load_adapter(make("llama"), tmp_path / "a")(tokens).logits, model(tokens).logits)
 
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
@@ -570,11 +728,15 @@ def test_a_folder_is_not_written_over(tmp_path):
         save_adapter(model, tmp_path / "a")
 
 
-def test_packed_sequences_are_refused(tokens):
-    model = extend(make("llama"))
+@pytest.mark.parametrize("more", [{"use_cache": False}, {}, {"attention_mask": torch.ones(2, 37, dtype=torch.long)}])
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_packed_sequences_are_refused(kind, more, tokens):
+    model = extend(make(kind))
     positions = torch.cat([torch.arange(20), torch.arange(17)]).expand(2, -1)
     with pytest.raises(ValueError, match="packed"):
-        model(tokens, position_ids=positions, use_cache=False)
+        model(tokens, position_ids=positions, **more)
+    whole = torch.arange(37).expand(2, -1)
+    torch.testing.assert_close(model(tokens, position_ids=whole, **more).logits, model(tokens).logits)
 
 
 def test_a_layer_without_adapter_says_so(tokens):

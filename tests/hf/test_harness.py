@@ -347,6 +347,37 @@ def test_a_table_of_positions_that_ends(capsys):
     assert "the model cannot read 40 tokens, its table of positions is shorter" in capsys.readouterr().err
 
 
+def test_a_model_without_a_length(capsys):
+    """Bloom's configuration says nothing of it."""
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 16,
+        "n_layer": 1,
+        "n_head": 2,
+        "vocab_size": 257,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    with quiet():
+        save(transformers.BloomForCausalLM(transformers.BloomConfig(**sizes)), ByteTokenizer(), Path("bloom"))
+    harness("bloom", "--choices", QUESTIONS, expect=2)
+    assert "config.json has no max_position_embeddings: give --lengths" in capsys.readouterr().err
+    assert {row.train_length for row in harness("bloom", "--choices", QUESTIONS, "--lengths", "64")} == {0}
+
+
+def test_an_adapter_of_other_weights(capsys):
+    torch.manual_seed(9)
+    with quiet():
+        save(
+            transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=257, **LLAMA)),
+            ByteTokenizer(),
+            Path("other"),
+        )
+    harness("other", "--adapter", "adapter", "--choices", QUESTIONS, "--lengths", "64")
+    told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(told) == 1 and told[0].startswith("dape: warning: adapter was made for other weights (fingerprint ")
+
+
 def test_text_of_another_tokenizer(capsys):
     assert main(["prepare", TEXT, "--out", "prepared"]) == 0
     harness("bpe", "--text", "prepared", expect=2)

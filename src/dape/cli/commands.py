@@ -195,7 +195,7 @@ COMMANDS = [
         extend.run,
         examples={
             "llama-folder --data notes.txt --train-length 512": "an adapter from your text, measured before and after",
-            "llama-folder --method dape-kerple --options variant=bias_map": "a learned map of the bias, no content",
+            "llama-folder --rope keep --options variant=bias_map": "f(B), a static bias; it wants the rotation kept",
             "llama-folder --steps 1000 --length 4096 --out runs/long": "longer, on longer sequences",
         },
     ),

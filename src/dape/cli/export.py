@@ -1,6 +1,5 @@
 """``dape export`` and ``dape import``: checkpoints and models of transformers. Imports torch only when they run."""
 
-import importlib.util
 import json
 import os
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from dape.errors import UsageError
+from dape.extras import transformers_trouble
 from dape.files import check_writable_folder
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def _tokenizer(config: Import) -> "Tokenizer":
 
 
 def check_extra(command: str) -> None:
-    if importlib.util.find_spec("transformers") is None:
-        raise UsageError(f"{command} needs the transformers library: pip install 'dape[hf]'")
+    if trouble := transformers_trouble(command):
+        raise UsageError(trouble)
 
 
 def use_offline() -> None:

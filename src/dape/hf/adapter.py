@@ -6,6 +6,7 @@
 A are the scores of the model, rotated if it rotates. With ``zero_init=False`` the encoding starts as in a new model.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from dape.hf.attention import NAME, PLACE, register
+from dape.hf.attention import NAME, NO_WEIGHTS, PACKED, PLACE, register, starts_anew
 from dape.hf.hosts import (
     Host,
     Rotation,
@@ -22,6 +23,8 @@ from dape.hf.hosts import (
     check_attention,
     check_unscaled,
     describe,
+    device_of,
+    own_config,
     restore_rotation,
     rotary_modules,
     scale_rotation,
@@ -29,7 +32,7 @@ from dape.hf.hosts import (
 )
 from dape.positional.base import AdditiveBias, PositionalEncoding
 from dape.positional.build import build
-from dape.positional.catalogue import DAPE, DAPE_V2, RANDOMIZED, find
+from dape.positional.catalogue import DAPE, DAPE_V2, ENTRIES, RANDOMIZED, find
 from dape.positional.gated import Gated
 
 Rope = Literal["keep", "remove", "yarn"]
@@ -77,16 +80,15 @@ def extend(
         model, method, zero_init=zero_init, rope=rope, factor=factor, train_length=train_length, options=options
     )
     layers = attention_layers(model)
-    encodings = [new_encoding(adapter).to(next(layer.parameters()).device) for layer in layers]
+    encodings = [new_encoding(adapter).to(device_of(layer)) for layer in layers]
+    own_config(model)
     before = _switch(model, NAME)
-    handles = [m.register_forward_hook(_no_rotation) for m in rotary_modules(model)] if rope == "remove" else []
-    for parameter in model.parameters() if freeze else ():
-        parameter.requires_grad_(False)
+    frozen = _freeze(model) if freeze else set()
     for layer, pe in zip(layers, encodings, strict=True):
         layer.add_module(PLACE, pe)
     rotations = scale_rotation(model, "yarn", factor, adapter.train_length) if rope == "yarn" else []
-    inside = _Inside(adapter, before, handles, [set_dropout(layer, 0.0) for layer in layers], rotations)
-    object.__setattr__(model, HANDLE, inside)
+    dropout = [set_dropout(layer, 0.0) for layer in layers]
+    object.__setattr__(model, HANDLE, _Inside(adapter, before, _hooks(model, rope), dropout, rotations, frozen))
     return model
 
 
@@ -119,6 +121,8 @@ def plan(
 def check_rope(model: nn.Module, host: Host, rope: str, factor: float) -> None:
     if rope not in get_args(Rope):
         raise ValueError(f"rope={rope!r} is not possible; choose one of {', '.join(map(repr, get_args(Rope)))}")
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
+        raise TypeError(f"factor is a number, how many training lengths YaRN is for, such as 32.0; got {factor!r}")
     if rope != "keep" and not host.rotates:
         raise ValueError(f"{host.model_type} has no rotation to {'remove' if rope == 'remove' else 'slow down'}")
     if (rope == "yarn") != (factor > 1):
@@ -128,11 +132,23 @@ def check_rope(model: nn.Module, host: Host, rope: str, factor: float) -> None:
 
 
 def check_method(method: str) -> None:
+    if not isinstance(method, str):
+        raise TypeError(f"an adapter is chosen by its name, a string such as 'dape-kerple'; got {method!r}")
     entry = find(method.removeprefix(RANDOMIZED))
-    if method.startswith(RANDOMIZED) or (entry.hook in ("embed", "logits", "rotate") and not method.startswith(DAPE)):
+    if "rotate" in entry.hook:
         raise ValueError(
-            f"{method}: an adapter is an additive bias or DAPE (alibi, kerple, fire, t5, dape-kerple, ...)"
+            f"{method}: turns queries and keys, but the model has its own rotation, or was trained without any. For a "
+            "slower one use rope='yarn', factor=... (`dape extend --rope yarn --factor ...`) under another adapter; "
+            f"{_possible()}"
         )
+    if method.startswith(RANDOMIZED) or (entry.hook != "bias" and not method.startswith(DAPE)):
+        raise ValueError(f"{method}: an adapter is an additive bias or DAPE; {_possible()}")
+
+
+def _possible() -> str:
+    biases = [entry.name for entry in ENTRIES.values() if entry.hook == "bias"]
+    bases = [entry.name for entry in ENTRIES.values() if entry.dape and "rotate" not in entry.hook]
+    return f"possible: {', '.join(biases)}, and dape-X with X one of {', '.join(bases)}"
 
 
 def new_encoding(adapter: Adapter) -> PositionalEncoding:
@@ -142,6 +158,11 @@ def new_encoding(adapter: Adapter) -> PositionalEncoding:
         raise ValueError("dape-v2 cannot start as the model it is put into; use zero_init=False, or dape-X")
     has_bias = find(adapter.method.removeprefix(DAPE)).hook == "bias" if is_dape else False
     if adapter.zero_init and is_dape:
+        if options.get("zero_init_out", True) is not True:
+            raise ValueError(
+                f"zero_init_out={options['zero_init_out']!r} lets f change the model from the start, zero_init=True "
+                "promises that nothing does; pass zero_init=False, or leave zero_init_out away"
+            )
         # B itself would change the model; f sees it, and is 0 at first.
         options = {"zero_init_out": True, **({"variant": "concat"} if has_bias else {}), **options}
         if options.get("variant", "concat") not in ("concat", "bias_map"):
@@ -170,6 +191,36 @@ class _Inside:
     handles: list[RemovableHandle]
     dropout: list[float]
     rotations: list[Rotation]
+    frozen: set[str]
+    """Parameters by name."""
+
+
+def _freeze(model: nn.Module) -> set[str]:
+    """Every parameter; the names of those that were not frozen before."""
+    found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for _, parameter in found:
+        parameter.requires_grad_(False)
+    return {name for name, _ in found}
+
+
+def _hooks(model: nn.Module, rope: Rope) -> list[RemovableHandle]:
+    body: nn.Module = model.base_model  # pyright: ignore[reportAssignmentType]
+    handles = [body.register_forward_pre_hook(_check_call, with_kwargs=True)]
+    if rope == "remove":
+        handles += [module.register_forward_hook(_no_rotation) for module in rotary_modules(model)]
+    return handles
+
+
+def _check_call(body: nn.Module, args: Any, given: dict[str, Any]) -> None:
+    """Here, as not every architecture asks its layers for weights, and beside a cache none looks for packed texts."""
+    config: Any = body.config
+    if given.get("output_attentions", getattr(config, "output_attentions", False)):
+        raise ValueError(NO_WEIGHTS)
+    positions = given.get("position_ids")
+    if positions is None or positions.shape[-1] < 2 or torch.compiler.is_compiling():
+        return
+    if starts_anew(positions, given.get("attention_mask")):
+        raise ValueError(PACKED)
 
 
 def _switch(model: nn.Module, implementation: str) -> str:
@@ -221,7 +272,7 @@ def project_(model: nn.Module) -> None:
 
 
 def remove(model: nn.Module) -> nn.Module:
-    """The model as it was before :func:`extend`; its weights stay frozen or not as they are."""
+    """The model as it was before :func:`extend`; what that froze may be trained again."""
     inside = _inside(model)
     for layer, dropout in zip(attention_layers(model), inside.dropout, strict=True):
         delattr(layer, PLACE)
@@ -230,5 +281,8 @@ def remove(model: nn.Module) -> nn.Module:
         handle.remove()
     restore_rotation(inside.rotations)
     _switch(model, inside.implementation)
+    for name, parameter in model.named_parameters():
+        if name in inside.frozen:
+            parameter.requires_grad_(True)
     object.__delattr__(model, HANDLE)
     return model

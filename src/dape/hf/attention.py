@@ -21,6 +21,10 @@ from dape.positional.base import PositionalEncoding
 NAME = "dape"
 """Of the implementation, as in ``model.set_attn_implementation``."""
 NO_WEIGHTS = "attention weights are never whole in memory here; dape.intermediates and `dape visualize` show them"
+PACKED = (
+    "an adapter of dape works with plain causal attention only; this call has packed sequences (position_ids that "
+    "start anew: pad instead)"
+)
 PLACE = "dape"
 """The attribute of an attention layer that holds its encoding."""
 
@@ -39,9 +43,8 @@ def text_mask(
     """[batch, keys up to the last query]: True where there is text; [0, keys] if that is everywhere."""
     if mask_function is not causal_mask_function:
         raise ValueError(
-            "an adapter of dape works with plain causal attention only; this call has packed sequences (position_ids "
-            "that start anew: pad instead), a sliding window or a mask function of its own. Under torch.compile the "
-            "library supposes packed sequences unless an attention_mask is given"
+            f"{PACKED}, a sliding window or a mask function of its own. Under torch.compile the library supposes "
+            "packed sequences unless an attention_mask is given"
         )
     end = int(q_offset) + q_length - int(kv_offset)
     if attention_mask is None or attention_mask.numel() == 0:
@@ -49,6 +52,17 @@ def text_mask(
     given = attention_mask[:, :end].bool()
     given = nn.functional.pad(given, (0, end - given.shape[1]), value=True)
     return given[:0] if bool(given.all()) else given
+
+
+def starts_anew(positions: Tensor, mask: Tensor | dict[str, Tensor] | None) -> bool:
+    """Whether text follows text at a smaller position; those of padding do not matter."""
+    back = positions[..., 1:] < positions[..., :-1]
+    if isinstance(mask, dict):  # of generate with a static cache: masks of ours, by the kind of layer
+        mask = next(iter(mask.values()))
+    if mask is not None and mask.dim() == 2 and len(mask):
+        text = mask[:, -positions.shape[-1] :].bool()
+        back = back & text[:, 1:] & text[:, :-1]
+    return bool(back.any())
 
 
 def dape_attention(
@@ -59,7 +73,6 @@ def dape_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    output_attentions: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """[b, h, t, d] in, [b, t, h, d] out; q and k come rotated if the model rotates."""
@@ -70,8 +83,6 @@ def dape_attention(
         raise ValueError(
             f"attn_implementation {NAME!r} builds its own mask [batch, keys]; a mask of another form was given"
         )
-    if output_attentions:
-        raise ValueError(NO_WEIGHTS)
     if dropout:
         raise ValueError("dropout of attention weights is not supported; dape.hf.extend switches it off")
     if query.dtype != value.dtype:  # under autocast rotation is float32; SDPA would round it too

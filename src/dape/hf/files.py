@@ -1,6 +1,7 @@
 """An adapter as two small files: adapter.safetensors and adapter.json. Loading them runs no code."""
 
 import json
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ from dape._version import __version__
 from dape.files import new_folder
 from dape.hf.adapter import Adapter, adapter_of, check_method, encodings_of, extend, new_encoding
 from dape.hf.hosts import Host, describe
+from dape.hf.weights import fingerprint
 
 WEIGHTS, FACTS = "adapter.safetensors", "adapter.json"
 FORMAT = 1
+HOST_WEIGHTS = "host_weights"
+SAME = ("model_type", "layers", "heads", "kv_heads", "head_dim", "width", "rope_parameters")
+"""Facts about a model without which its adapter cannot work."""
 
 
 def save_adapter(model: nn.Module, folder: str | Path, *, about: dict[str, Any] | None = None) -> Path:
@@ -29,7 +34,8 @@ def save_adapter(model: nn.Module, folder: str | Path, *, about: dict[str, Any] 
         for index, pe in enumerate(encodings_of(model))
         for name, tensor in pe.state_dict().items()
     }
-    facts = {"format": FORMAT, "dape": __version__, **adapter.as_plain(), "about": about or {}}
+    facts = {"format": FORMAT, "dape": __version__, **adapter.as_plain(), HOST_WEIGHTS: fingerprint(model)}
+    facts["about"] = about or {}
     with new_folder(folder) as made:
         save_file(tensors, made / WEIGHTS)
         (made / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
@@ -50,10 +56,12 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 def load_adapter(model: nn.Module, folder: str | Path, *, freeze: bool = True) -> nn.Module:
-    """Put a saved adapter into ``model``, in place. What does not fit is refused and leaves the model as it was."""
+    """Put a saved adapter into ``model``, in place. What does not fit is refused and leaves the model as it was; other
+    weights of the same shape, those of a fine-tuned model for instance, get a warning."""
     folder = Path(folder)
     saved = read_adapter(folder)
     _check_host(model, saved.host, folder)
+    unlike = _other_weights(model, saved.host, read_facts(folder).get(HOST_WEIGHTS))
     tensors = _read_tensors(folder / WEIGHTS)
     _check_tensors(tensors, saved, folder)
     extend(
@@ -69,6 +77,11 @@ def load_adapter(model: nn.Module, folder: str | Path, *, freeze: bool = True) -
     for index, pe in enumerate(encodings_of(model)):
         own = {name.partition(".")[2]: t for name, t in tensors.items() if name.partition(".")[0] == str(index)}
         pe.load_state_dict(own)
+    if unlike:
+        warnings.warn(
+            f"{folder} was made for other weights ({unlike}): fine if this model is fine-tuned, not if it is another",
+            stacklevel=2,
+        )
     return model
 
 
@@ -89,14 +102,27 @@ def read_adapter(folder: Path) -> Adapter:
 
 def _check_host(model: nn.Module, saved: Host, folder: Path) -> None:
     here = describe(model)
-    names = ("model_type", "layers", "heads", "head_dim", "width")
-    different = [
-        f"{name} {getattr(saved, name)}, the model has {getattr(here, name)}"
-        for name in names
-        if getattr(saved, name) != getattr(here, name)
-    ]
+    different = [_difference(name, saved, here) for name in SAME if _differs(name, saved, here)]
     if different:
         raise ValueError(f"{folder} is an adapter for another model: {'; '.join(different)}")
+
+
+def _other_weights(model: nn.Module, saved: Host, weights: str | None) -> str:
+    """What is different of a model that an adapter does fit into; nothing where it is not known."""
+    here, found = describe(model), fingerprint(model)
+    words = [_difference("vocabulary", saved, here)] if _differs("vocabulary", saved, here) else []
+    if weights is not None and found is not None and weights != found:
+        words.append(f"fingerprint {weights[:8]}, the model has {found[:8]}")
+    return "; ".join(words)
+
+
+def _differs(name: str, saved: Host, here: Host) -> bool:
+    """Older adapters do not know everything."""
+    return getattr(saved, name) is not None and getattr(saved, name) != getattr(here, name)
+
+
+def _difference(name: str, saved: Host, here: Host) -> str:
+    return f"{name} {getattr(saved, name)}, the model has {getattr(here, name)}"
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

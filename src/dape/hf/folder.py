@@ -12,17 +12,18 @@ from dape.hf.convert import quiet
 
 def open_model(folder: Path) -> Any:
     """The library would fill gaps with random numbers and a note; what flash-attention was asked for, SDPA computes."""
+    config = _read_config(folder)
     with quiet():
         try:
-            config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-            wanted = str(getattr(config, "_attn_implementation", None) or "")
             opened: Any = AutoModelForCausalLM.from_pretrained(
                 str(folder),
+                config=config,
                 local_files_only=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
-                **({"attn_implementation": "sdpa"} if "flash" in wanted else {}),
             )
+        except ImportError as error:  # of quantised weights, for instance
+            raise UsageError(f"{folder}: the model needs a library that is not installed: {_line(error)}") from error
         except (ValueError, OSError, SafetensorError) as error:
             raise UsageError(f"{folder}: {error}") from error
     model, report = opened
@@ -32,3 +33,20 @@ def open_model(folder: Path) -> Any:
     if gaps + other:
         raise UsageError(f"{folder}: the weights are not those of its config.json: {'; '.join(gaps + other[:3])}")
     return model
+
+
+def _read_config(folder: Path) -> Any:
+    with quiet():
+        try:
+            config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        except (ValueError, OSError) as error:
+            raise UsageError(f"{folder}: {error}") from error
+        except Exception as error:  # anything from ZeroDivisionError to types of its own, as the numbers are wrong
+            raise UsageError(f"{folder / 'config.json'}: the library refuses it: {_line(error)}") from error
+    if "flash" in str(config._attn_implementation or ""):
+        config._attn_implementation = "sdpa"  # the argument of from_pretrained would not be heard
+    return config
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

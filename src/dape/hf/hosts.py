@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 SUPPORTED = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3")
@@ -22,15 +23,24 @@ class Host:
     train_length: int
     """As its configuration has it; what it was really trained at may be less."""
     rotates: bool
+    kv_heads: int | None = None
+    """This and what follows: None where an older version of dape saved the adapter."""
+    vocabulary: int | None = None
+    rope_parameters: dict[str, Any] | None = None
+    """The model's own rotation, as its configuration has it; None without."""
+
+
+def check_type(kind: str) -> None:
+    if kind not in SUPPORTED:
+        raise ValueError(
+            f"{kind}: adapters exist for {', '.join(SUPPORTED)}. In an architecture of your own, call dape.attention"
+        )
 
 
 def describe(model: nn.Module) -> Host:
     config: Any = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
-    if kind not in SUPPORTED:
-        raise ValueError(
-            f"{kind}: adapters exist for {', '.join(SUPPORTED)}. In an architecture of your own, call dape.attention"
-        )
+    check_type(kind)
     heads, width = config.num_attention_heads, config.hidden_size
     if width % heads and not getattr(config, "head_dim", None):
         raise ValueError(f"{kind}: width {width} cannot be divided into {heads} heads of equal width")
@@ -42,6 +52,9 @@ def describe(model: nn.Module) -> Host:
         width=width,
         train_length=config.max_position_embeddings,
         rotates=kind != "gpt2",
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        vocabulary=config.vocab_size,
+        rope_parameters=copy.deepcopy(getattr(config, "rope_parameters", None)),
     )
 
 
@@ -73,6 +86,26 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
             f"{host.model_type}: found {len(found)} attention layers, the configuration says {host.layers}"
         )
     return found
+
+
+def device_of(layer: nn.Module) -> torch.device:
+    """Where a layer computes. Of weights that accelerate has put aside (CPU, disk) only a shell without numbers is in
+    the layer, and the hook that fetches them knows."""
+    for module in layer.modules():
+        hook = getattr(module, "_hf_hook", None)
+        for each in getattr(hook, "hooks", [hook]):
+            if (found := getattr(each, "execution_device", None)) is not None:
+                return torch.device(found)
+    return next(layer.parameters()).device
+
+
+def own_config(model: nn.Module) -> None:
+    """A copy of its configuration, wherever its parts hold it: other models may have been made from the same object."""
+    shared = model.config
+    copied = copy.deepcopy(shared)
+    for module in model.modules():
+        for name in [name for name, value in vars(module).items() if value is shared]:
+            setattr(module, name, copied)
 
 
 def rotary_modules(model: nn.Module) -> Iterator[nn.Module]:

@@ -82,7 +82,9 @@ class SelfAttention(nn.Module):
         """Queries of the last tokens (None: of all), keys and values of all, split into heads."""
         length = x.which.shape[1] if isinstance(x, Repeated) else x.shape[1]
         if last is None or last >= length:
-            q, k, v = self._split(projected(x, self.qkv.weight, self.qkv.bias), 3)
+            # A call of the layer wherever that is possible: hooks and layers put in its place count.
+            whole = projected(x, self.qkv.weight, self.qkv.bias) if isinstance(x, Repeated) else self.qkv(x)
+            q, k, v = self._split(whole, 3)
             return q, k, v
         width, bias = self.out.in_features, self.qkv.bias
         q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])

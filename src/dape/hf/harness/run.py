@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import sys
+import warnings
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -41,7 +43,8 @@ class Subject:
     seed: int
     step: int | None
     train_length: int
-    """Of the model or its adapter; for other models what their configuration calls max_position_embeddings."""
+    """Of the model or its adapter; for other models what their configuration calls max_position_embeddings, 0 if it
+    says nothing (Bloom, for instance)."""
 
 
 def open_subject(folder: Path, adapter: Path | None, device: torch.device) -> Subject:
@@ -58,10 +61,14 @@ def open_subject(folder: Path, adapter: Path | None, device: torch.device) -> Su
 
 
 def _put_in(model: Any, adapter: Path) -> None:
-    try:
-        load_adapter(model, adapter)
-    except (ValueError, TypeError, OSError) as error:
-        raise UsageError(f"--adapter {adapter}: {error}") from error
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            load_adapter(model, adapter)
+        except (ValueError, TypeError, OSError) as error:
+            raise UsageError(f"--adapter {adapter}: {error}") from error
+    for each in told:
+        print(f"dape: warning: {each.message}", file=sys.stderr)
 
 
 def _check_ids(folder: Path, model: Any, tokenizer: Any) -> None:
@@ -73,7 +80,7 @@ def _check_ids(folder: Path, model: Any, tokenizer: Any) -> None:
 def _described(folder: Path, model: Any, tokenizer: Any, adapted: bool) -> Subject:
     origin = folder / ORIGIN
     told = json.loads(origin.read_text(encoding="utf-8")) if origin.is_file() else {}
-    length = model.config.max_position_embeddings
+    length = getattr(model.config, "max_position_embeddings", None) or 0
     method, variant = _own_encoding(model), ""
     if isinstance(model, DapeForCausalLM):
         method, length = model.config.encoding, model.config.train_length

@@ -1,0 +1,42 @@
+"""Whether weights are those of before: of a model in memory, and of a folder."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dape.data.store import file_hash
+from dape.hf.attention import PLACE
+
+SAMPLES = 64
+"""Of each tensor: a model of many gigabytes is not read for an adapter of kilobytes."""
+
+
+def fingerprint(model: nn.Module) -> str | None:
+    """Of names, shapes and a few numbers of every tensor, spread evenly; None where they are not in memory.
+
+    In bfloat16, so that a model is the same in half precision. Head and adapter are left out.
+    """
+    library: Any = model
+    digest = hashlib.sha256()
+    for name, parameter in library.base_model.named_parameters():
+        if parameter.is_meta:  # put aside by accelerate
+            return None
+        if f".{PLACE}." in name or not parameter.numel():
+            continue
+        at = torch.arange(SAMPLES, device=parameter.device) * (parameter.numel() - 1) // (SAMPLES - 1)
+        sample = parameter.detach().flatten()[at].to(torch.bfloat16).float().cpu()
+        digest.update(f"{name} {list(parameter.shape)} {sample.tolist()}\n".encode())
+    return digest.hexdigest()
+
+
+def folder_hashes(folder: Path) -> dict[str, str]:
+    """Of everything in a model's folder that decides what it computes, byte by byte: seconds per gigabyte."""
+    weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    lines = "\n".join(f"{path.name} {file_hash(path)}" for path in weights)
+    return {
+        "weights_hash": hashlib.sha256(lines.encode()).hexdigest(),
+        "config_hash": file_hash(folder / "config.json"),
+    }
