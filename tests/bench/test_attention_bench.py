@@ -126,7 +126,7 @@ def test_estimate_is_near_what_is_measured():
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_every_implementation_agrees_with_the_reference(causal, dtype):
     config = AttentionBench(**{**TINY, "causal": causal, "dtype": dtype, "heads": 3})
     shape = attention._shape(config)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dape.bench.cases import Shape
 
 Impl = Literal["fused", "triton", "blocked", "appendix", "sdpa", "static", "reference", "auto"]
-Dtype = Literal["float32", "bfloat16", "float64"]
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 QUICK_LENGTH, QUICK_REPEATS = 512, 3
 

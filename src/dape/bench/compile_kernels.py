@@ -28,8 +28,8 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 GPUS: dict[str, Gpu] = {"sm_80": "large", "sm_86": "small", "sm_90": "large", "gfx942": "amd"}
-STORED = {"q", "k", "v", "wa", "w2", "grad", "out"}
-SINGLE = {"static", "pre", "lse", "delta", "d_q", "d_k", "d_v", "d_static", "d_pre", "d_wa", "d_w2"}
+STORED = {"q", "k", "v", "wa", "w2", "grad"}
+SINGLE = {"static", "pre", "out", "lse", "delta", "d_q", "d_k", "d_v", "d_static", "d_pre", "d_wa", "d_w2"}
 
 
 def cases(sizes: Sizes) -> Iterator[tuple[str, Any, dict[str, Any]]]:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from dape.positional.base import PositionalEncoding
 
 SDPA = "sdpa"
-TOLERANCE = 1e-4
+TOLERANCE = 5e-4
+"""Of the largest value. The reference turns in float64; in float32 angles of thousands of positions differ so much."""
 
 
 @dataclass(frozen=True, kw_only=True)

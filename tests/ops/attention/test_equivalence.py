@@ -24,6 +24,7 @@ ENCODINGS = {
     **{name: {} for name in ["kerple", "alibi", "t5", "fire", "transformer-xl", "cope"]},
     **{f"dape-kerple {variant}": {"variant": variant} for variant in VARIANTS},
     **{name: {} for name in ["dape-nope", "dape-rope", "dape-yarn", "dape-fire", "dape-v2-kerple"]},
+    **{f"dape-fire {variant}": {"variant": variant} for variant in ("concat", "bias_map")},
     **{name: {"pool": 400} for name in ["randomized-alibi", "randomized-dape-kerple"]},
 }
 CASES = [
@@ -150,7 +151,7 @@ SITUATIONS = {
 
 KERNELS = {
     "lag tables": ["kerple", "dape-kerple concat_residual", "dape-yarn", "randomized-dape-kerple"],
-    "bias tiles": ["fire", "dape-fire"],
+    "bias tiles": ["fire", "dape-fire", "dape-fire concat"],
     "row blocks": ["transformer-xl", "cope", "dape-v2-kerple"],
 }
 
@@ -320,6 +321,37 @@ def test_compiled_half_precision_is_rounded_once(label, dtype):
     single = outputs_and_gradients("fused", pe, inputs.to(torch.float32))
     assert half["output"].dtype == half["k"].dtype == dtype
     torch.testing.assert_close(half["output"], single["output"].to(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("impl", ["fused", "blocked"])
+@pytest.mark.parametrize("label", ["dape-alibi", "dape-fire"])
+def test_gradients_of_f_in_half_precision(label, impl):
+    """A row of the logits' gradient sums to 0, and what a rounded output leaves of it is multiplied by B: with ALiBi,
+    hundreds."""
+    torch.manual_seed(0)
+    pe = dape.build(label, num_heads=HEADS, head_dim=WIDTH, train_length=32)
+    inputs = draw(301).to(torch.bfloat16)
+    towards = torch.randn(inputs.v.shape).to(torch.bfloat16)
+
+    def gradients(impl: str, given: Inputs) -> tuple[Tensor, ...]:
+        out = dape.attention(given.q, given.k, given.v, pe, impl=impl)
+        return torch.autograd.grad(
+            out, [pe.get_parameter(f"f.{x}.weight") for x in ("first", "second")], towards.to(out)
+        )
+
+    half, pe = gradients(impl, inputs), pe.double()
+    for found, exact in zip(half, gradients("reference", inputs.to(torch.float64)), strict=True):
+        assert (found - exact).abs().max() < 5e-4 * exact.abs().max()
+
+
+@pytest.mark.usefixtures("compiled")
+def test_compiled_weights_of_few_rows_are_at_most_1():
+    """Scores of 1e8: the forward pass of few rows sums them in another order than the backward pass."""
+    inputs = draw(5, 70).to(torch.float32)
+    inputs = replace(inputs, q=1e4 * inputs.q, k=1e4 * inputs.k)
+    found = outputs_and_gradients("fused", make("kerple", torch.float32), inputs)
+    assert found["v"].abs().max() < 40  # the gradient that comes in is below 5, from 5 rows
 
 
 @pytest.mark.usefixtures("compiled")

@@ -86,6 +86,27 @@ def test_without_a_compiler_blocked_is_used_and_it_is_said_once(cache, unbuilt, 
         dape.attention(q, k, v, pe, impl="fused")
 
 
+def test_without_a_home_blocked_is_used(unbuilt, monkeypatch, recwarn):
+    for name in ("DAPE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert "home directory" in (available.why_not_compiled(torch.empty(0)) or "")
+    assert [w.category for w in recwarn] == [RuntimeWarning]
+
+
+def test_a_compiler_in_another_encoding(tmp_path, cache, monkeypatch):
+    speaks = tmp_path / "g++"
+    speaks.write_bytes(b"#!/bin/sh\nprintf 'Fehler f\\374r immer' >&2; exit 1\n")
+    speaks.chmod(0o700)
+    monkeypatch.setenv("CXX", str(speaks))
+    with pytest.raises(OSError, match=r"Fehler f.r immer"):
+        build.build()
+
+
 def test_switched_off(unbuilt, monkeypatch, recwarn):
     monkeypatch.setenv("DAPE_FUSED", "0")
     assert available.why_not_compiled(torch.empty(0)) == "the environment variable DAPE_FUSED is 0"

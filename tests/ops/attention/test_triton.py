@@ -12,6 +12,7 @@ import torch
 
 import dape
 from dape.bench.kernels import SHARED, KernelsBench, compiled_for
+from dape.ops.attention.triton_kernels import available, plan
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -58,6 +59,17 @@ def test_refused_on_a_processor():
     cope = dape.build("cope", num_heads=2, head_dim=8, train_length=8)
     with pytest.raises(ValueError, match="impl='triton' needs logits in closed form"):
         dape.attention(q, q, q, cope, impl="triton")
+
+
+@pytest.mark.parametrize(("heads", "width", "hidden", "fits"), [(12, 64, 32, True), (12, 64, 33, False)])
+def test_small_gpus_have_no_room_for_more_hidden_units(heads, width, hidden, fits):
+    """Compiled for sm_86, 12 x 64 with 64 hidden units in half precision takes 110,592 bytes of 101,376."""
+    assert plan.Sizes(heads=heads, group=1, width=width, values=width, hidden=hidden, gpu="small").fits == fits
+
+
+def test_items_of_more_than_32_bits_are_found():
+    cut = torch.empty(1, 8, 1 << 20, 512, device="meta")[..., :64]
+    assert available._span(cut) >= 1 << 31 > available._span(cut[:, :1])
 
 
 # Ahead of time -------------------------------------------------------------------------------------------------------

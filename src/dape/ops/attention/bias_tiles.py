@@ -35,7 +35,7 @@ def bias_tile_attention(
     mix = form.mix
     weights = (None,) * 5 if mix is None else (mix.wa, mix.wb, mix.b1, mix.w2, mix.b2)
     parameters = () if form.source is None else tuple(form.source.module.parameters())
-    return _apply(form, grid, engine, q, k, v, *weights, *parameters)
+    return _apply(form, grid, engine, q, k, v, *weights, *parameters).to(q.dtype)
 
 
 class _BiasTiles(torch.autograd.Function):
@@ -72,7 +72,7 @@ Found = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 def _tile_forward(terms: "_BiasTerms", q, k, v, wa, w2) -> tuple[Tensor, Tensor]:
-    return run_forward(Call(q, k, v, wa, w2, causal_offset=_causal_offset(terms.grid)), terms, q.dtype)
+    return run_forward(Call(q, k, v, wa, w2, causal_offset=_causal_offset(terms.grid)), terms)
 
 
 def _tile_backward(terms: "_BiasTerms", grad, out, lse, q, k, v, wa, w2) -> tuple[Found, "_BiasSums"]:
@@ -243,7 +243,8 @@ class _BiasSums:
             self.b1.add_(d_hidden.sum((1, 2, 3)))
         if bias is None:
             return
-        d_bias = d_logits if self._terms.form.adds_bias else torch.zeros_like(d_logits)
+        # B of each item for itself may come with logits that the items share: it is not in them then.
+        d_bias = d_logits if self._terms.form.adds_bias else torch.zeros_like(bias)
         wb = self._terms.wb
         if self.wb is not None and wb is not None and d_hidden is not None:
             flat = d_hidden.flatten(1)

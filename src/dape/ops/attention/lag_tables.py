@@ -41,7 +41,8 @@ def lag_attention(
 
     ``engine``: the tile engine, the C++ kernel or the Triton kernels.
     """
-    return _forward(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, engine)[0]
+    # The operator keeps its output as computed: the backward pass takes a difference in which rounding would show.
+    return _forward(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, engine)[0].to(q.dtype)
 
 
 def _module_of(engine: str) -> ModuleType:
@@ -70,16 +71,17 @@ def _forward(
     if engine != "tiles":
         return _module_of(engine).forward(given)
     call, terms = _for_tiles(given)
-    return run_forward(call, terms, q.dtype)
+    return run_forward(call, terms)
 
 
 @_forward.register_fake
 def _(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, engine):
-    lse = q.new_empty(q.shape[:-1], dtype=accumulation_dtype(q.dtype))
+    dtype = accumulation_dtype(q.dtype)
+    lse = q.new_empty(q.shape[:-1], dtype=dtype)
     batch, heads, queries, _ = q.shape
     if engine != "tiles":  # see outputs() of fused.run and triton_kernels.run
-        return q.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2), lse
-    return q.new_empty(*q.shape[:-1], v.shape[-1]), lse
+        return q.new_empty(batch, queries, heads, v.shape[-1], dtype=dtype).transpose(1, 2), lse
+    return q.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype), lse
 
 
 @torch.library.custom_op("dape::lag_attention_backward", mutates_args=())

@@ -32,8 +32,9 @@ class LagTables:
 class LagMemory:
     """Tables made for earlier tokens of a text. One per layer, beside its cache; explicit, as nothing else remembers.
 
-    Changed parameters are noticed and make new tables. Used for causal decoding without gradients; elsewhere it does
-    nothing.
+    Parameters that an optimizer, ``load_state_dict`` or another in-place operation has changed are noticed and make new
+    tables; what PyTorch itself does not count, changes through ``.data`` or of tensors made under ``inference_mode``,
+    is not: take a new cache then. Used for causal decoding without gradients; elsewhere it does nothing.
     """
 
     def __init__(self) -> None:

@@ -118,7 +118,8 @@ def attention(
 
     ``impl``: ``reference`` (the definition, memory quadratic), ``blocked`` (exact, memory linear in the length),
     ``fused`` (the same in a C++ kernel that is compiled on first use; CPU, not float64), ``triton`` (the same in Triton
-    kernels; GPU, not float64, and tested only by interpreting and compiling them, never on a GPU),
+    kernels; GPU, not float64, and tested only by interpreting and compiling them, never on a GPU; in half precision the
+    operands of f's products are rounded too, which shows where B is in the hundreds, as ALiBi's is at long range),
     ``sdpa`` (PyTorch's fused attention, where the logits are plain scores), or ``auto``. With ``explain=True`` the
     :class:`Choice` that was made is returned too.
     """
@@ -160,7 +161,7 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, 
         case "fused":
             return _choose_kernel("fused", grid, form, None if form is None else why_not_compiled(q))
         case "triton":
-            return _choose_kernel("triton", grid, form, None if form is None else why_not_triton(q, v, form))
+            return _choose_kernel("triton", grid, form, None if form is None else why_not_triton(q, k, v, form))
         case "sdpa" if plain:
             return Choice("sdpa", "torch sdpa", "asked for")
         case "sdpa":
@@ -178,7 +179,7 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, 
     blocked = _choose_blocked(grid, form)
     if form is None:
         return blocked
-    if q.device.type == "cuda" and not why_not_triton(q, v, form):
+    if q.device.type == "cuda" and not why_not_triton(q, k, v, form):
         return replace(blocked, impl="triton")
     if why_not_compiled(q):
         return blocked

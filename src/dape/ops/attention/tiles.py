@@ -211,12 +211,10 @@ class Call:
         return logits if terms.static is None else logits.add_(terms.static)
 
 
-def run_forward(
-    call: Call, terms: Terms, dtype: torch.dtype
-) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:
+def run_forward(call: Call, terms: Terms) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:
     """Output, and per row the base-2 logarithm of the softmax denominator."""
     shape, device = (call.batch, call.heads, call.queries), call.device
-    out = torch.empty(*shape, call.value_width, dtype=dtype, device=device)
+    out = torch.empty(*shape, call.value_width, dtype=call.dtype, device=device)
     lse = torch.empty(shape, dtype=call.dtype, device=device)
 
     def work(tiles: Sequence[Tile]) -> None:

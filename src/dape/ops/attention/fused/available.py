@@ -33,7 +33,7 @@ def _try() -> str | None:
         return f"the environment variable {SWITCH} is 0"
     try:
         load()
-    except OSError as error:
+    except (OSError, RuntimeError, UnicodeError) as error:  # RuntimeError: there is no home for the cache
         warnings.warn(
             f"dape's compiled attention kernel is not available, attention will be slower: {error}",
             RuntimeWarning,

@@ -9,8 +9,9 @@ import stat
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from dape.files import cache_folder
+from dape.files import cache_folder, replacing
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
 FLAGS = (
@@ -19,6 +20,8 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
 TIMEOUT = 300
+TEXT: Any = {"text": True, "encoding": "utf-8", "errors": "replace"}
+"""Compilers speak the user's language, in whatever encoding."""
 
 
 def build() -> Path:
@@ -47,12 +50,13 @@ def _compile(compiler: str, library: Path) -> None:
         # threads of its own, and the two would compete for the cores.
         _run([compiler, "-shared", str(object_file), "-o", str(made)])
         made.chmod(0o700)
-        os.replace(made, library)
+        with replacing(library) as place:  # on the disk before it has its name: half a library would crash who loads it
+            os.replace(made, place)
 
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=False, **TEXT)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OSError(f"{command[0]} could not be run: {error}") from error
     if done.returncode:
@@ -79,7 +83,7 @@ def _checked(library: Path) -> Path:
 
 def _fingerprint(compiler: str) -> str:
     """Of everything the library depends on: a cache may be shared by machines with other processors."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False, **TEXT).stdout
     parts = (SOURCE.read_text(encoding="utf-8"), " ".join(FLAGS), compiler, version, platform.platform(), processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 

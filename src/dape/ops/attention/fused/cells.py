@@ -54,7 +54,7 @@ def forward(
     for block in row_blocks(attention, items=items):
         part = slice(block.first, block.first + block.rows)
         attention.forward(place(attention, terms(block), block), out[:, :, part], lse[:, :, part], block.first)
-    return out.to(q.dtype), lse
+    return out, lse
 
 
 def place(attention: Attention, terms: CellTerms, block: RowBlock) -> Terms:

@@ -604,7 +604,8 @@ void backward_chunk(const Call& c, const Backward& g, const Shape& s, long b, lo
     for (long h = 0; h < c.heads; h++) {
       const float lse = *number(c.lse, b, h, i + r), delta = *number(g.delta, b, h, i + r);
       for (long n = at + h * s.plane; n < at + h * s.plane + width; n += LANES) {
-        const Vec w = power_of_2(load(P + n) - lse);
+        // A weight is at most 1; few rows have their scores from another sum, and huge ones differ in the last bits.
+        const Vec x = load(P + n) - lse, w = power_of_2(x > 0.0f ? Vec{} : x);
         store(P + n, w);
         store(G + n, w * (load(G + n) - delta));
       }

@@ -14,7 +14,7 @@ from dape.ops.attention.lag_call import LagCall
 def forward(call: LagCall) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:
     out, lse = outputs(call.q, call.v)
     _attention(call).forward(_terms(call), out, lse)
-    return out.to(call.q.dtype), lse
+    return out, lse
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def why_not_triton(q: Tensor, v: Tensor, form: ScoreForm) -> str | None:
+def why_not_triton(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm) -> str | None:
     """None if the kernels can take this call."""
     if q.device.type != "cuda" and not INTERPRETED:
         return f"the Triton kernels are for GPUs, q is on {q.device}"
@@ -38,7 +38,14 @@ def why_not_triton(q: Tensor, v: Tensor, form: ScoreForm) -> str | None:
         return f"the Triton kernels take heads of width {MAX_WIDTH} at most, q has {q.shape[3]}, v {v.shape[3]}"
     if form.mix is not None and len(form.mix.wa) > MAX_HIDDEN:
         return f"the Triton kernels take {MAX_HIDDEN} hidden units at most, f has {len(form.mix.wa)}"
+    if far := max(_span(x) for x in (q, k, v)) >> 31:
+        return f"the Triton kernels count in 32 bits within an item, {far} times as many would be needed"
     return None if INTERPRETED else why_no_room(q, v, form)
+
+
+def _span(x: Tensor) -> int:
+    """Numbers between the first of an item and its last."""
+    return sum((size - 1) * abs(stride) for size, stride in zip(x.shape[1:], x.stride()[1:], strict=True) if size)
 
 
 def why_no_room(q: Tensor, v: Tensor, form: ScoreForm) -> str | None:

@@ -57,8 +57,8 @@ class Sizes:
 
     @property
     def fits(self) -> bool:
-        """In float32 not more than 16 heads on small and AMD GPUs, nor more than 32 hidden units on small ones."""
-        return self._columns(ROOM[self.gpu] // 2) >= SMALLEST and not (self.gpu == "small" and self.deep)
+        """In float32 not more than 16 heads on small and AMD GPUs; on small ones not more than 32 hidden units."""
+        return self._columns(ROOM[self.gpu] // 2) >= SMALLEST and not (self.gpu == "small" and self.dp > 32)
 
     def piece(self, width: int) -> int:
         """Columns that a product takes at once, of both operands."""

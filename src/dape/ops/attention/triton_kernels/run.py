@@ -17,7 +17,7 @@ LOG2_E = math.log2(math.e)
 ROWS = 16
 """Of every tile, and keys of those of the backward pass."""
 SPLIT_ROWS, SPLIT_KEYS = 16, 256
-"""Calls of so few rows, as in decoding, are split into programs of so many keys."""
+"""Calls of so few rows, as in decoding, are split into programs of so many keys: whole tiles of them."""
 _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -274,7 +274,7 @@ def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tenso
     """To be filled: the output, its heads beside each other as the next projection wants them, and per row the base-2
     logarithm of the softmax denominator."""
     batch, heads, queries, _ = q.shape
-    out = q.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2)
+    out = q.new_empty(batch, queries, heads, v.shape[-1], dtype=torch.float32).transpose(1, 2)
     return out, q.new_empty(batch, heads, queries, dtype=torch.float32)
 
 
