@@ -21,6 +21,7 @@ LEARNED = 0.2
 
 # In inches.
 CELL_WIDTH, CELL_HEIGHT = 0.52, 0.32
+LETTER = 0.05  # of a name at 45 degrees, across and up
 PANEL_WIDTH, PANEL_HEIGHT, GAP, ACROSS = 2.4, 1.7, 0.4, 3
 
 
@@ -148,7 +149,8 @@ def score_map(cells: Sequence[Cell], config: CheConfig, *, reduced: Sequence[str
     from dape.report.drawing import CAPTION_LINE, caption_lines, our_style, write_caption
 
     tasks, methods = (list(dict.fromkeys(names)) for names in zip(*((c.task, c.method) for c in cells), strict=True))
-    left, right, above = 1.9, 0.3, 1.5
+    slant = LETTER * max(map(len, methods))  # of the longest name, which stands above its cell and leans out of it
+    left, right, above = 1.9, max(0.3, slant - CELL_WIDTH / 2), slant + 0.3
     width = max(left + right + CELL_WIDTH * len(methods), 5.0)
     lines = caption_lines(_map_caption(config, reduced), width)
     below = 0.2 + CAPTION_LINE * len(lines)
