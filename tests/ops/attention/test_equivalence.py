@@ -24,7 +24,7 @@ ENCODINGS = {
     **{name: {} for name in ["kerple", "alibi", "t5", "fire", "transformer-xl", "cope"]},
     **{f"dape-kerple {variant}": {"variant": variant} for variant in VARIANTS},
     **{name: {} for name in ["dape-nope", "dape-rope", "dape-yarn", "dape-fire", "dape-v2-kerple"]},
-    **{f"dape-fire {variant}": {"variant": variant} for variant in ("concat", "bias_map")},
+    "dape-fire concat": {"variant": "concat"},
     **{name: {"pool": 400} for name in ["randomized-alibi", "randomized-dape-kerple"]},
 }
 CASES = [
