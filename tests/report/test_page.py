@@ -195,7 +195,7 @@ def test_the_paper_beside_ours_at_multiples_of_the_training_length(compared):
 
 
 def test_tasks_by_methods_are_those_of_the_benchmark():
-    rows = read_rows(RESULTS / "che/results.jsonl")
+    rows = read_rows(RESULTS / "che/batch-32/results.jsonl")
     (panel,) = split(rows)
     block = task_block(panel, load("A2"))
     config = CheConfig(lengths=tuple(sorted({row.length for row in rows})))

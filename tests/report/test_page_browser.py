@@ -142,7 +142,7 @@ def page(tmp_path_factory) -> Path:
     plain = [{"id": f"C{n}", "statement": IMAGE, "ours": {"verdict": verdict}} for n, verdict in enumerate(verdicts)]
     sections = [
         Section("Comparison", [SCRIPT], read_rows(RESULTS / "compare/results.jsonl"), load("A3")),
-        Section("Tasks", [], read_rows(RESULTS / "che/results.jsonl"), load("A2")),
+        Section("Tasks", [], read_rows(RESULTS / "che/batch-32/results.jsonl"), load("A2")),
         Section("Recall", [], read_rows(RESULTS / "probe/results.jsonl")),
         Section(SCRIPT, [IMAGE], odd_rows(), [], [Claim.from_plain(claim) for claim in plain], maps()),
     ]
@@ -212,7 +212,7 @@ def test_every_chart_is_drawn_and_nothing_is_logged(browser, page):
     assert browser.until(LINES, f"{FIRST} [data-name=ours]") == 7
     assert browser.run(LINES, f"{FIRST} [data-name=paper]") == 8
     assert browser.count("#s2 figure.map .mark-rect path") >= 17
-    tasks = {row.extra["task"] for row in read_rows(RESULTS / "che/results.jsonl")}
+    tasks = {row.extra["task"] for row in read_rows(RESULTS / "che/batch-32/results.jsonl")}
     assert browser.count("#s2 figure.lengths svg") == len(tasks) and browser.count("#s3 figure.places svg") == 12
     assert browser.console() == []
     assert browser.run("return document.title") == "Everything" and browser.count("img") == 0
