@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from dape.che.config import PAPER_METHODS, CheConfig
-from dape.che.encoder import Block, Encoder, dropped, encoder_for, haiku_init_, model_input, shape_for, total_length
+from dape.che.encoder import Block, Encoder, encoder_for, haiku_init_, model_input, shape_for, total_length
 from dape.che.tasks.catalogue import TASKS, load
 from dape.positional.catalogue import RANDOMIZED, encodings
 from dape.positional.grid import Grid
@@ -274,29 +274,11 @@ def test_constants_are_those_of_the_original(constants):
 # Dropout -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(40, 50, 60), (3, 7, 11)])
-def test_dropout_keeps_the_mean(shape):
-    x = torch.ones(shape)
-    y = dropped(x, 0.1, torch.Generator().manual_seed(0))
-    kept = y > 0
-    assert abs(kept.float().mean() - 0.9) < 4 * math.sqrt(0.09 / x.numel())
-    torch.testing.assert_close(y[kept], torch.full_like(y[kept], 1 / 0.9), rtol=1e-4, atol=0)
-    lanes = kept.flatten()[: x.numel() // 4 * 4].view(-1, 4).float().mean(0)
-    assert (lanes - 0.9).abs().max() < 5 * math.sqrt(0.36 / x.numel())
-
-
-def test_dropout_is_a_function_of_the_generator():
-    x, state = torch.randn(4, 5, 6), torch.get_rng_state()
-    one, two, other = (dropped(x, 0.3, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert torch.equal(one, two) and not torch.equal(one, other) and torch.equal(torch.get_rng_state(), state)
-    assert dropped(x, 0.0, torch.Generator()) is x
-
-
 @pytest.mark.parametrize(("method", "places"), [("randomized-learned", 7), ("randomized-alibi", 6)])
 def test_places_of_dropout(method, places, monkeypatch):
     """After attention and feed-forward of each layer, and after the sum with positions where there is one."""
     calls = []
-    monkeypatch.setattr("dape.che.encoder.dropped", lambda x, p, noise: calls.append(p) or x)
+    monkeypatch.setattr("dape.che.encoder.Dropout.draw", lambda x, p, noise: calls.append(p))
     model_for(method)(tokens(), OUTPUTS, noise=torch.Generator())
     assert calls == [0.1] * places
     calls.clear()

@@ -10,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from dape.ops.rows.bias_relu import bias_relu_, bias_relu_backward_
+
 
 class FeedForward(nn.Module):
     def __init__(self, width: int, hidden: int) -> None:
@@ -25,7 +27,7 @@ class FeedForward(nn.Module):
 class _InPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
-        hidden = torch.mm(x, w1.t()).add_(b1).relu_()
+        hidden = bias_relu_(torch.mm(x, w1.t()), b1)
         ctx.save_for_backward(x, hidden, w1, w2)
         return torch.addmm(b2, hidden, w2.t())
 
@@ -34,5 +36,5 @@ class _InPlace(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, hidden, w1, w2 = ctx.saved_tensors
         dw2, dhidden = dy.t().mm(hidden), dy.mm(w2)
-        torch.ops.aten.threshold_backward.grad_input(dhidden, hidden, 0, grad_input=dhidden)
-        return dhidden.mm(w1), dhidden.t().mm(x), dhidden.sum(0), dw2, dy.sum(0)
+        db1 = bias_relu_backward_(dhidden, hidden)
+        return dhidden.mm(w1), dhidden.t().mm(x), db1, dw2, dy.sum(0)

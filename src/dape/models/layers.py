@@ -93,8 +93,9 @@ class SelfAttention(nn.Module):
         k, v = self._split(projected(x, self.qkv.weight[width:], kv_bias), 2)
         return q, k, v
 
-    def _split(self, x: Float[Tensor, "b t n"], parts: int) -> Float[Tensor, "p b h t d"]:
-        return x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4)
+    def _split(self, x: Float[Tensor, "b t n"], parts: int) -> list[Float[Tensor, "b h t d"]]:
+        # Taken apart before the transposition: so their gradients are put together where the layer wants them.
+        return [part.transpose(1, 2) for part in x.unflatten(-1, (parts, self.heads, -1)).unbind(2)]
 
 
 def projected(x: Float[Tensor, "b t m"] | Repeated, weight: Tensor, bias: Tensor | None) -> Float[Tensor, "b t n"]:

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import dape
-from dape.ops.attention.fused import available, build, library, run
+from dape.ops import native
+from dape.ops.attention.fused import available, library, run
 from dape.ops.attention.fused.library import pack
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler")
@@ -36,39 +37,39 @@ def unbuilt(monkeypatch):
 
 @needs_compiler
 def test_built_once_and_only_for_its_owner(cache, monkeypatch):
-    made = build.build()
+    made = native.build(library.SOURCE)
     assert made.parent == cache and list(cache.iterdir()) == [made]  # nothing temporary is left
     if os.name == "posix":
         assert stat.S_IMODE(cache.stat().st_mode) == stat.S_IMODE(made.stat().st_mode) == 0o700
-    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("compiled again"))
-    assert build.build() == made
+    monkeypatch.setattr(native, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert native.build(library.SOURCE) == made
     assert ctypes.CDLL(str(made)).dape_block() == library.block()
 
 
 @needs_compiler
 def test_another_source_or_processor_is_another_file(cache, monkeypatch):
-    compiler = build.find_compiler()
-    first = build._fingerprint(compiler)
-    monkeypatch.setattr(build, "processor", lambda: "another")
-    second = build._fingerprint(compiler)
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DX"))
-    assert len({first, second, build._fingerprint(compiler)}) == 3
+    compiler = native.find_compiler()
+    first = native._fingerprint(library.SOURCE, compiler)
+    monkeypatch.setattr(native, "processor", lambda: "another")
+    second = native._fingerprint(library.SOURCE, compiler)
+    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-DX"))
+    assert len({first, second, native._fingerprint(library.SOURCE, compiler)}) == 3
 
 
 @needs_compiler
 @needs_posix
 def test_what_others_could_have_written_is_not_loaded(cache):
-    made = build.build()
+    made = native.build(library.SOURCE)
     made.chmod(0o722)
     with pytest.raises(OSError, match="can be written by others; delete it"):
-        build.build()
+        native.build(library.SOURCE)
 
 
 @needs_compiler
 def test_a_failed_compilation_leaves_nothing(cache, monkeypatch):
-    monkeypatch.setattr(build, "FLAGS", ("-not-a-flag",))
+    monkeypatch.setattr(native, "FLAGS", ("-not-a-flag",))
     with pytest.raises(OSError, match="-not-a-flag"):
-        build.build()
+        native.build(library.SOURCE)
     assert list(cache.iterdir()) == []
 
 
@@ -104,7 +105,7 @@ def test_a_compiler_in_another_encoding(tmp_path, cache, monkeypatch):
     speaks.chmod(0o700)
     monkeypatch.setenv("CXX", str(speaks))
     with pytest.raises(OSError, match=r"Fehler f.r immer"):
-        build.build()
+        native.build(library.SOURCE)
 
 
 def test_switched_off(unbuilt, monkeypatch, recwarn):

@@ -4,12 +4,15 @@ import ctypes
 import functools
 import math
 from ctypes import Structure, c_float, c_long, c_void_p
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from dape.ops.attention.fused.build import build
+from dape.ops.native import build
 from dape.positional.base import LEAKY_SLOPE
+
+SOURCE = Path(__file__).with_name("kernel.cpp")
 
 ROWS, BLOCKED_ROWS, PANELS = range(3)
 
@@ -53,7 +56,7 @@ class Backward(Structure):
 @functools.cache
 def load() -> ctypes.CDLL:
     """The library, built if need be. Raises ``OSError`` where it cannot be built or loaded."""
-    library = ctypes.CDLL(str(build()))
+    library = ctypes.CDLL(str(build(SOURCE)))
     for name in ("dape_lanes", "dape_block", "dape_sizes"):
         getattr(library, name).restype = c_long
     expected = ctypes.sizeof(Call) * 10000 + ctypes.sizeof(Backward)

@@ -190,7 +190,7 @@ class BackwardPass:
         batch, heads, queries, width = forward.q_shape
         threads = forward.threads
         self.parts = 1 if forward.apart or batch >= threads else min(MAX_PARTS, math.ceil(threads / max(1, batch)))
-        self.d_q = torch.empty(batch, heads, queries, width)
+        self.d_q = torch.empty(batch, queries, heads, width).transpose(1, 2)
         self._sums = _SumsOfItems(self) if forward.apart else _SumsOfParts(self)
         hidden = 0 if forward.mixer is None else len(forward.mixer.wa)
         self._d_wa, self._d_w2 = torch.zeros(threads, hidden, heads), torch.zeros(threads, heads, hidden)
@@ -242,7 +242,7 @@ class _SumsOfItems:
 
     def __init__(self, of: BackwardPass) -> None:
         self._grad = of.grad
-        self.d_k, self.d_v = torch.zeros(of.of.k.shape), torch.zeros(of.of.v.shape)
+        self.d_k, self.d_v = (torch.zeros(x.transpose(1, 2).shape).transpose(1, 2) for x in (of.of.k, of.of.v))
 
     def point(self, call: library.Call, backward: library.Backward, part: slice) -> None:
         backward.d_out = view(self._grad[:, :, part])

@@ -1,4 +1,4 @@
-"""Compile ``kernel.cpp`` for this machine's processor, once, into the user's cache."""
+"""Compile a C++ file for this machine's processor, once, into the user's cache."""
 
 import functools
 import hashlib
@@ -13,7 +13,6 @@ from typing import Any
 
 from dape.files import cache_folder, replacing
 
-SOURCE = Path(__file__).with_name("kernel.cpp")
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fopenmp"),
     # Infinities and NaNs are meant; only errno and floating-point traps are given up.
@@ -24,13 +23,13 @@ TEXT: Any = {"text": True, "encoding": "utf-8", "errors": "replace"}
 """Compilers speak the user's language, in whatever encoding."""
 
 
-def build() -> Path:
-    """The shared library. Raises ``OSError`` that says why there is none."""
+def build(source: Path) -> Path:
+    """The shared library of a source without headers of its own. Raises ``OSError`` that says why there is none."""
     compiler = find_compiler()
     folder = _own_folder(cache_folder() / "kernels")
-    library = folder / f"{_fingerprint(compiler)}.so"
+    library = folder / f"{_fingerprint(source, compiler)}.so"
     if not library.exists():
-        _compile(compiler, library)  # two processes may do so at once: the second replaces the same file
+        _compile(source, compiler, library)  # two processes may do so at once: the second replaces the same file
     return _checked(library)
 
 
@@ -42,10 +41,10 @@ def find_compiler() -> str:
     raise OSError(f"no C++ compiler found (looked for {', '.join(names)}); install g++ or set CXX")
 
 
-def _compile(compiler: str, library: Path) -> None:
+def _compile(source: Path, compiler: str, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         object_file, made = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
-        _run([compiler, *FLAGS, "-c", str(SOURCE), "-o", str(object_file)])
+        _run([compiler, *FLAGS, "-c", str(source), "-o", str(object_file)])
         # Not linked with OpenMP: its functions are found in the copy that torch has loaded. A second copy would have
         # threads of its own, and the two would compete for the cores.
         _run([compiler, "-shared", str(object_file), "-o", str(made)])
@@ -81,10 +80,10 @@ def _checked(library: Path) -> Path:
     return library
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(source: Path, compiler: str) -> str:
     """Of everything the library depends on: a cache may be shared by machines with other processors."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, **TEXT).stdout
-    parts = (SOURCE.read_text(encoding="utf-8"), " ".join(FLAGS), compiler, version, platform.platform(), processor())
+    parts = (source.read_text(encoding="utf-8"), " ".join(FLAGS), compiler, version, platform.platform(), processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
