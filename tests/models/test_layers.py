@@ -9,14 +9,16 @@ from dape.positional.build import build
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("last", [None, 3, 7, 9])
-def test_repeated_tokens_are_those_tokens(last, bias):
+@pytest.mark.parametrize(("method", "count"), [("alibi", 5), ("rope", 6), ("dape-kerple", 7)])
+def test_repeated_tokens_are_those_tokens(method, count, last, bias):
+    """Fewer kinds than a head is wide, as many, and more."""
     torch.manual_seed(0)
     attention = SelfAttention(24, 4, bias=bias, causal=False).double()
-    pe = build("alibi", num_heads=4, head_dim=6, train_length=7).double()
-    kinds = torch.randn(5, 24, dtype=torch.float64, requires_grad=True)
-    which = torch.randint(5, (2, 7))
-    inputs = [kinds, *attention.parameters()]
-    actual = attention(Repeated(kinds, which), pe, last=last)
+    pe = build(method, num_heads=4, head_dim=6, train_length=7).double()
+    kinds = torch.randn(count, 24, dtype=torch.float64, requires_grad=True)
+    which = torch.randint(count, (2, 7))
+    inputs = [kinds, *attention.parameters(), *pe.parameters()]
+    actual = attention.of_kinds(Repeated(kinds, which), pe, last)
     expected = attention(kinds[which], pe, last=last)
     torch.testing.assert_close(actual, expected)
     weights = torch.randn_like(actual)

@@ -50,7 +50,8 @@ class Block(nn.Module):
     ) -> Float[Tensor, "b t m"]:
         """With ``last``, of the last tokens only: the others are keys and values. ``noise`` switches dropout on.
         ``repeated``: the same as ``x``, if it has few different tokens."""
-        y = self.attention(x if repeated is None else repeated, pe, last=last)
+        attention = self.attention
+        y = attention(x, pe, last=last) if repeated is None else attention.of_kinds(repeated, pe, last)
         x = self._add(x if last is None else x[:, -last:], y, self.norm1, noise)
         return self._add(x, self.feed_forward(x), self.norm2, noise)
 

@@ -12,7 +12,7 @@ import torch
 
 T = TypeVar("T")
 
-SMALL, LARGE, FITS = 32, 64, 1 << 19
+SMALL, LARGE, FITS = 32, 64, 1 << 20
 """Examples of a part, and up to how many numbers of a layer's input a part is a large one: fewer operations, but larger
 ones leave the cache. Nothing here depends on the number of threads, so neither does dropout, nor do the bits of the
 result, up to as many threads as there are parts."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dape.che.config import CheConfig, Subject
+from dape.che.memory import keep_freed_memory
 from dape.evaluation.records import append_rows, read_rows
 from dape.files import write_text
 from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised
@@ -43,6 +44,7 @@ def _work(folder: Path, stop: Callable[[], bool]) -> int:
 
     from dape.che.learn import Trainer
 
+    keep_freed_memory()
     job = Job.read(folder)
     torch.set_num_threads(job.threads)
     subject = Subject(task=job.task, method=job.method, seed=job.seed, lr=job.lr)

@@ -50,9 +50,6 @@ class Repeated:
     kinds: Float[Tensor, "n m"]
     which: Int[Tensor, "b t"]
 
-    def last(self, count: int) -> "Repeated":
-        return Repeated(self.kinds, self.which[:, -count:])
-
 
 class SelfAttention(nn.Module):
     def __init__(self, width: int, heads: int, *, bias: bool = True, causal: bool = True) -> None:
@@ -66,7 +63,7 @@ class SelfAttention(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "b t m"] | Repeated,
+        x: Float[Tensor, "b t m"],
         pe: PositionalEncoding,
         cache: Store | None = None,
         last: int | None = None,
@@ -78,30 +75,38 @@ class SelfAttention(nn.Module):
         y = attend(q, k, v, pe, cache=cache, places=places, causal=self.causal, **where)
         return self.out(y.transpose(1, 2).flatten(2))
 
-    def project(self, x: Float[Tensor, "b t m"] | Repeated, last: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Float[Tensor, "b t m"], last: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the last tokens (None: of all), keys and values of all, split into heads."""
-        length = x.which.shape[1] if isinstance(x, Repeated) else x.shape[1]
-        if last is None or last >= length:
+        if last is None or last >= x.shape[1]:
             # A call of the layer wherever that is possible: hooks and layers put in its place count.
-            whole = projected(x, self.qkv.weight, self.qkv.bias) if isinstance(x, Repeated) else self.qkv(x)
-            q, k, v = self._split(whole, 3)
+            q, k, v = self._split(self.qkv(x), 3)
             return q, k, v
         width, bias = self.out.in_features, self.qkv.bias
         q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
-        asking = x.last(last) if isinstance(x, Repeated) else x[:, -last:]
-        (q,) = self._split(projected(asking, self.qkv.weight[:width], q_bias), 1)
-        k, v = self._split(projected(x, self.qkv.weight[width:], kv_bias), 2)
+        (q,) = self._split(nn.functional.linear(x[:, -last:], self.qkv.weight[:width], q_bias), 1)
+        k, v = self._split(nn.functional.linear(x, self.qkv.weight[width:], kv_bias), 2)
         return q, k, v
+
+    def of_kinds(self, x: Repeated, pe: PositionalEncoding, last: int | None = None) -> Float[Tensor, "b t m"]:
+        """The same without a product per token. A query's output is a mixture of what each kind has to give, and how
+        much of each is what attention finds with values that are 1 in the place of their kind."""
+        count, width = len(x.kinds), self.out.in_features // self.heads
+        by_kind = self.qkv(x.kinds).unflatten(-1, (3, self.heads, width))
+        queries = x.which if last is None else x.which[:, -last:]
+        q, k = (by_kind[:, i].flatten(1) for i in range(2))
+        (q,), (k,) = (self._split(nn.functional.embedding(w, t), 1) for w, t in ((queries, q), (x.which, k)))
+        if count > width:
+            (v,) = self._split(nn.functional.embedding(x.which, by_kind[:, 2].flatten(1)), 1)
+            y = attend(q, k, v, pe, cache=None, causal=self.causal)
+            return self.out(y.transpose(1, 2).flatten(2))
+        v = torch.eye(count, width, dtype=q.dtype, device=q.device)[x.which]  # as wide as q: some kernels ask for it
+        shares = attend(q, k, v.unsqueeze(1).expand_as(k), pe, cache=None, causal=self.causal)[..., :count]
+        gives = torch.einsum("nhd,mhd->mhn", by_kind[:, 2], self.out.weight.unflatten(1, (self.heads, width)))
+        return nn.functional.linear(shares.transpose(1, 2).flatten(2), gives.flatten(1), self.out.bias)
 
     def _split(self, x: Float[Tensor, "b t n"], parts: int) -> list[Float[Tensor, "b h t d"]]:
         # Taken apart before the transposition: so their gradients are put together where the layer wants them.
         return [part.transpose(1, 2) for part in x.unflatten(-1, (parts, self.heads, -1)).unbind(2)]
-
-
-def projected(x: Float[Tensor, "b t m"] | Repeated, weight: Tensor, bias: Tensor | None) -> Float[Tensor, "b t n"]:
-    if isinstance(x, Repeated):
-        return nn.functional.embedding(x.which, nn.functional.linear(x.kinds, weight, bias))
-    return nn.functional.linear(x, weight, bias)
 
 
 class FeedForward(nn.Module):

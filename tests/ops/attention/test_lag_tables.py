@@ -97,6 +97,7 @@ def test_fake_kernels_tell_the_truth(mix, layout, table_dtype, engine):
     torch.library.opcheck(operators.lag_attention.default, (*inputs, None, 3, True, engine), test_utils=tests)
     with torch.no_grad():
         out, lse = operators.lag_attention(*inputs, None, 3, True, engine)
-        backward = (torch.ones_like(out), out, lse, *inputs, None, 3, True, engine)
         tests = ("test_schema", "test_faketensor")
-        torch.library.opcheck(operators.lag_attention_backward.default, backward, test_utils=tests)
+        for learns_static in (False, True):
+            backward = (torch.ones_like(out), out, lse, *inputs, None, 3, True, engine, learns_static)
+            torch.library.opcheck(operators.lag_attention_backward.default, backward, test_utils=tests)

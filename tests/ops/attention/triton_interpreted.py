@@ -210,7 +210,7 @@ def test_fake_kernels_tell_the_truth(mix):
     call = (inputs.q, inputs.k, inputs.v, *tables, None, 3, True, "triton")
     torch.library.opcheck(torch.ops.dape.lag_attention.default, call, test_utils=("test_schema", "test_faketensor"))
     out, lse = torch.ops.dape.lag_attention(*call)
-    backward = (torch.ones_like(out), out, lse, *call)
+    backward = (torch.ones_like(out), out, lse, *call, True)
     torch.library.opcheck(torch.ops.dape.lag_attention_backward.default, backward, test_utils=("test_faketensor",))
 
 

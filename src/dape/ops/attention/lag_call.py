@@ -17,6 +17,8 @@ class LagCall(NamedTuple):
     key_padding_mask: Bool[Tensor, "b k"] | None
     offset: int
     causal: bool
+    learns_static: bool
+    """Whether the backward pass is to give a gradient of ``static``."""
 
     @property
     def queries(self) -> int:

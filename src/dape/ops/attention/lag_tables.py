@@ -67,7 +67,7 @@ def _forward(
     causal: bool,
     engine: str,
 ) -> tuple[Tensor, Tensor]:
-    given = LagCall(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal)
+    given = LagCall(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, False)
     if engine != "tiles":
         return _module_of(engine).forward(given)
     call, terms = _for_tiles(given)
@@ -100,16 +100,25 @@ def _backward(
     offset: int,
     causal: bool,
     engine: str,
+    learns_static: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, static, wa, pre, w2; an empty tensor stands for an absent input's."""
+    """Gradients of q, k, v, static, wa, pre, w2; an empty tensor stands for an absent input's, and for that of a static
+    table nobody asks for (ALiBi's has nothing to learn)."""
     inputs = (q, k, v, static, wa, pre, w2)
     compute = _by_tiles if engine == "tiles" else _module_of(engine).backward
-    found = compute(grad, out, lse, LagCall(*inputs, key_padding_mask, offset, causal))
-    dq, dk, dv, d_static, d_wa, d_pre, d_w2 = (
-        q.new_empty(0) if x is None or t is None else t.to(x.dtype).contiguous()
-        for t, x in zip(found, inputs, strict=True)
+    found = compute(grad, out, lse, LagCall(*inputs, key_padding_mask, offset, causal, learns_static))
+    wanted = (*inputs[:3], static if learns_static else None, *inputs[4:])
+    d_q, d_k, d_v, d_static, d_wa, d_pre, d_w2 = (
+        q.new_empty(0) if x is None or t is None else t.to(x.dtype) for t, x in zip(found, wanted, strict=True)
     )
-    return dq, dk, dv, d_static, d_wa, d_pre, d_w2
+    d_q, d_k, d_v = (_as_announced(x, engine) for x in (d_q, d_k, d_v))
+    return d_q, d_k, d_v, d_static.contiguous(), d_wa.contiguous(), d_pre.contiguous(), d_w2.contiguous()
+
+
+def _as_announced(x: Float[Tensor, "b h t d"], engine: str) -> Float[Tensor, "b h t d"]:
+    """A layout that can be known beforehand: from the C++ kernel heads beside each other, as the projection that they
+    come from wants their gradients."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2) if engine == "cpp" else x.contiguous()
 
 
 def _by_tiles(grad: Tensor, out: Tensor, lse: Tensor, given: LagCall) -> tuple[Tensor | None, ...]:
@@ -127,9 +136,10 @@ def _for_tiles(given: LagCall) -> tuple[Call, "_LagTerms"]:
 
 
 @_backward.register_fake
-def _(grad, out, lse, q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, engine):
-    tables = (q.new_empty(0) if t is None else t.new_empty(t.shape) for t in (static, wa, pre, w2))
-    return (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *tables)
+def _(grad, out, lse, q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, engine, learns_static):
+    learned = (static if learns_static else None, wa, pre, w2)
+    tables = (q.new_empty(0) if t is None else t.new_empty(t.shape) for t in learned)
+    return (*(_as_announced(x.new_empty(x.shape), engine) for x in (q, k, v)), *tables)
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -138,12 +148,16 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
 
 
+_STATIC = 3  # of the arguments
+
+
 def _autograd_backward(ctx, grad, _grad_lse):
     out, lse, *tensors = ctx.saved_tensors
     if grad is None:
         return (None,) * (len(tensors) + 3)
-    grads = _backward(grad, out, lse, *tensors, ctx.offset, ctx.causal, ctx.engine)
-    present = [None if t is None else g for g, t in zip(grads, tensors[:-1], strict=True)]
+    asked = ctx.needs_input_grad[: len(tensors) - 1]
+    grads = _backward(grad, out, lse, *tensors, ctx.offset, ctx.causal, ctx.engine, asked[_STATIC])
+    present = [g if needed else None for g, needed in zip(grads, asked, strict=True)]
     return (*present, None, None, None, None)
 
 

@@ -33,7 +33,7 @@ typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));  // anywhere in memory
 
 constexpr long BLOCK = 64;       // keys of a tile
-constexpr long MOST_ROWS = 32;   // query rows of a tile
+constexpr long MOST_ROWS = 36;   // query rows of a tile
 constexpr long CHUNK = 4;        // rows whose hidden units are kept for the products over cells
 constexpr long CHUNK_ROW = CHUNK * BLOCK + 16;  // of one hidden unit; apart as the heads of a tile are
 constexpr long TILE_BYTES = 256 << 10;
@@ -63,16 +63,26 @@ inline Vec power_of_2(Vec x) {
   return p * (Vec)(((Ints)shifted + (127 - 0x4B400000)) << 23);  // casts of vectors keep the bits
 }
 
+// The other half of the lanes beside each lane: halves meet in as few steps as there are.
+inline Vec turned(Vec x, int by) {
+  Ints from;
+  for (int i = 0; i < LANES; i++) from[i] = i ^ by;
+  return __builtin_shuffle(x, from);
+}
+
 inline float sum(Vec x) {
-  float total = 0;
-  for (int i = 0; i < LANES; i++) total += x[i];
-  return total;
+#pragma GCC unroll 4
+  for (int by = LANES / 2; by; by /= 2) x += turned(x, by);
+  return x[0];
 }
 
 inline float largest(Vec x) {
-  float top = x[0];
-  for (int i = 1; i < LANES; i++) top = x[i] > top ? x[i] : top;
-  return top;
+#pragma GCC unroll 4
+  for (int by = LANES / 2; by; by /= 2) {
+    const Vec y = turned(x, by);
+    x = y > x ? y : x;
+  }
+  return x[0];
 }
 
 // Matrix products ----------------------------------------------------------------------------------------------------
@@ -229,7 +239,8 @@ struct Backward {
   long parts;          // shares of an item's rows; each has its own sums d_k and d_v
   View d_q;
   float *d_k, *d_v;        // [parts, batch, kv_heads, padded keys, padded width]
-  View to_k, to_v;         // if `apart`: what is added to, in place of the two above
+  View to_k, to_v;         // if `apart`, in place of the two above
+  long added;              // whether to_k and to_v hold gradients of earlier rows, to which these are added
   float *d_fixed, *d_pre;  // [threads, like the terms]; spans in numbers
   long fixed_span, pre_span;
   float *d_wa, *d_w2;  // [threads, hidden, heads], [threads, heads, hidden]
@@ -318,7 +329,8 @@ struct Shape {
   long plane;   // numbers of one head's tile
   explicit Shape(const Call& c) {
     const long bytes = 4 * c.heads * (BLOCK + padded(most(c.width, c.value_width)));
-    rows = least(c.queries, most(8, least(MOST_ROWS, TILE_BYTES / bytes / 4 * 4)));
+    const long fit = least(MOST_ROWS, TILE_BYTES / bytes);
+    rows = least(c.queries, fit >= 12 ? fit / 12 * 12 : 8);  // products take six rows at a time, f's gradients four
     plane = rows * BLOCK + 16;  // heads a power of two apart would compete for the same lines of the cache
   }
   long blocks(const Call& c) const { return (c.queries + rows - 1) / rows; }
@@ -424,10 +436,16 @@ void mix(const Call& c, const Shape& s, long b, long i, long key, long width, co
         store(L + h * s.plane + n, has_fixed ? x + load(fixed.at + h * fixed.row + n) : x);
       }
   }
-  if (c.mask == nullptr) return;
-  const float* mask = c.mask + b * key_blocks(c) * BLOCK + key;
-  for (long h = 0; h < c.heads; h++)
-    for (long n = 0; n < width; n += LANES) store(L + h * s.plane + n, load(L + h * s.plane + n) + load(mask + n));
+  if (c.mask != nullptr) {
+    const float* mask = c.mask + b * key_blocks(c) * BLOCK + key;
+    for (long h = 0; h < c.heads; h++)
+      for (long n = 0; n < width; n += LANES) store(L + h * s.plane + n, load(L + h * s.plane + n) + load(mask + n));
+  }
+  if (key + width <= c.keys) return;
+  const long last = width - LANES;  // a vector that reaches beyond the keys
+  Vec beyond;
+  for (long n = 0; n < LANES; n++) beyond[n] = key + last + n < c.keys ? 0.0f : -INFINITY;
+  for (long h = 0; h < c.heads; h++) store(L + h * s.plane + last, load(L + h * s.plane + last) + beyond);
 }
 
 // Forward ------------------------------------------------------------------------------------------------------------
@@ -454,7 +472,7 @@ inline void weigh(float* L, long width, long whole, float& top, float& total, fl
     high = x > high ? x : high;
   }
   const float now = largest(high);
-  rescale = std::exp2(top - now);
+  rescale = top == now ? 1.0f : top == LOWEST ? 0.0f : std::exp2(top - now);
   Vec added{};
   for (long n = 0; n < width; n += LANES) {
     const Vec w = power_of_2(load(L + n) - now);
@@ -687,21 +705,27 @@ struct OwnBackward {
     pack_rows(c.k, b, c.kv_heads, c.keys, c.width, 1.0f, backward.k_rows);
     pack_panels(c.v, b, c.kv_heads, c.keys, c.value_width, backward.v_panels);
     pack_rows(g.d_out, b, c.heads, c.queries, c.value_width, 1.0f, backward.d_out);
-    for (long h = 0; h < c.heads; h++)
-      for (long i = 0; i < c.queries; i++)
+    for (long i = 0; i < c.queries; i++)
+      for (long h = 0; h < c.heads; h++)
         *number(backward.delta, 0, h, i) = dot(number(g.d_out, b, h, i), number(c.out, b, h, i), c.value_width);
     for (long h = 0; h < c.kv_heads; h++) {
       std::memset(number(d_k, 0, h, 0), 0, 4 * padded(c.keys) * d_k.row);
       std::memset(number(d_v, 0, h, 0), 0, 4 * padded(c.keys) * d_v.row);
     }
   }
-  void add(const Call& c, const Backward& g, long b) const {
-    for (long h = 0; h < c.kv_heads; h++)
-      for (long j = 0; j < c.keys; j++) {
-        float *k = number(g.to_k, b, h, j), *v = number(g.to_v, b, h, j);
-        for (long n = 0; n < c.width; n++) k[n] += number(d_k, 0, h, j)[n] * LOG_2;  // scores were in base 2
-        for (long n = 0; n < c.value_width; n++) v[n] += number(d_v, 0, h, j)[n];
+  // Rows first and heads within, as in packing.
+  void give(const Call& c, const Backward& g, long b) const {
+    for (long j = 0; j < c.keys; j++)
+      for (long h = 0; h < c.kv_heads; h++) {
+        give_row(number(d_k, 0, h, j), c.width, LOG_2, number(g.to_k, b, h, j), g.added);  // scores were in base 2
+        give_row(number(d_v, 0, h, j), c.value_width, 1.0f, number(g.to_v, b, h, j), g.added);
       }
+  }
+  static void give_row(const float* from, long width, float factor, float* to, bool added) {
+    if (added)
+      for (long n = 0; n < width; n++) to[n] += from[n] * factor;
+    else
+      for (long n = 0; n < width; n++) to[n] = from[n] * factor;
   }
 };
 
@@ -709,7 +733,7 @@ void backward_own(const Call& c, const Backward& g, const Shape& s, long b, OwnB
   sums.k = own.d_k.at, sums.v = own.d_v.at;
   own.pack(c, g, b);
   for (long i0 = 0; i0 < c.queries; i0 += s.rows) backward_tile(own.call, own.backward, s, b, i0, p, sums);
-  own.add(c, g, b);
+  own.give(c, g, b);
 }
 
 void backward_share(const Call& c, const Backward& g, const Shape& s, long share, const Planes& p, Sums sums) {

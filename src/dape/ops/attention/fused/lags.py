@@ -53,9 +53,9 @@ class Prepared:
 def backward(grad: Tensor, out: Tensor, lse: Tensor, call: LagCall) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, static, wa, pre, w2 in float32; None for an absent input's."""
     found = _attention(call).backward(grad, out, lse)
-    d_static, d_pre = found.rows(_terms(call))
+    d_static, d_pre = found.rows(_terms(call), with_fixed=call.static is not None and call.learns_static)
     d_wa, d_w2 = (None, None) if call.wa is None else (found.d_wa, found.d_w2)
-    return found.d_q, found.d_k, found.d_v, None if call.static is None else d_static, d_wa, d_pre, d_w2
+    return found.d_q, found.d_k, found.d_v, d_static, d_wa, d_pre, d_w2
 
 
 def _attention(call: LagCall) -> Attention:

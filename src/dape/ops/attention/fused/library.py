@@ -47,6 +47,7 @@ class Backward(Structure):
         ("d_q", View),
         *((name, c_void_p) for name in ("d_k", "d_v")),
         *((name, View) for name in ("to_k", "to_v")),
+        ("added", c_long),
         *((name, c_void_p) for name in ("d_fixed", "d_pre")),
         *((name, c_long) for name in ("fixed_span", "pre_span")),
         *((name, c_void_p) for name in ("d_wa", "d_w2")),

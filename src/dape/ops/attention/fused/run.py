@@ -124,12 +124,12 @@ class Attention:
         return pack(self.v, BLOCKED_ROWS)
 
     def _mask(self, padding: Tensor | None) -> Tensor | None:
-        """-inf at hidden keys, and at those that only fill the last vector."""
-        keys = self.k_shape[2]
-        if padding is None and keys % library.lanes() == 0:
+        """-inf at hidden keys; beyond the last key there may be anything."""
+        if padding is None:
             return None
-        mask = torch.full((self.q_shape[0], math.ceil(keys / library.block()) * library.block()), -math.inf)
-        mask[:, :keys] = 0.0 if padding is None else torch.where(padding, -math.inf, 0.0)
+        keys = self.k_shape[2]
+        mask = torch.zeros(self.q_shape[0], math.ceil(keys / library.block()) * library.block())
+        mask[:, :keys].masked_fill_(padding, -math.inf)
         return mask
 
     def forward(self, terms: Terms, out: Tensor, lse: Tensor, first_row: int = 0) -> None:
@@ -195,11 +195,14 @@ class BackwardPass:
         hidden = 0 if forward.mixer is None else len(forward.mixer.wa)
         self._d_wa, self._d_w2 = torch.zeros(threads, hidden, heads), torch.zeros(threads, heads, hidden)
 
-    def rows(self, terms: Terms, first_row: int = 0, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
+    def rows(
+        self, terms: Terms, first_row: int = 0, rows: int | None = None, *, with_fixed: bool = True
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Adds the gradients of some rows, and returns those of the terms, laid out like them."""
         of = self.of
         part = slice(first_row, first_row + (of.q_shape[2] if rows is None else rows))
-        d_fixed, d_pre = terms.fixed.zeros(of.threads), None if terms.pre is None else terms.pre.zeros(of.threads)
+        d_fixed = terms.fixed.zeros(of.threads) if with_fixed else None
+        d_pre = None if terms.pre is None else terms.pre.zeros(of.threads)
         mixer = of.mixer
         call = of._call(terms, first_row, self.out[:, :, part], self.lse[:, :, part], apart=of.apart)
         backward = library.Backward(
@@ -207,16 +210,19 @@ class BackwardPass:
             w2_plain=None if mixer is None else mixer.w2.data_ptr(),
             parts=self.parts,
             d_q=view(self.d_q[:, :, part]),
-            d_fixed=terms.fixed.view(d_fixed).at,
+            d_fixed=None if d_fixed is None else terms.fixed.view(d_fixed).at,
             d_pre=None if d_pre is None or terms.pre is None else terms.pre.view(d_pre).at,
-            fixed_span=d_fixed[0].numel(),
+            fixed_span=0 if d_fixed is None else d_fixed[0].numel(),
             pre_span=0 if d_pre is None else d_pre[0].numel(),
             d_wa=self._d_wa.data_ptr(),
             d_w2=self._d_w2.data_ptr(),
         )
         self._sums.point(call, backward, part)
         library.run("dape_backward", call, backward)
-        return terms.fixed.total(d_fixed), None if terms.pre is None or d_pre is None else terms.pre.total(d_pre)
+        return (
+            None if d_fixed is None else terms.fixed.total(d_fixed),
+            None if terms.pre is None or d_pre is None else terms.pre.total(d_pre),
+        )
 
     @property
     def d_k(self) -> Float[Tensor, "b g k d"]:
@@ -241,12 +247,13 @@ class _SumsOfItems:
     """Of k and v, where threads take whole items."""
 
     def __init__(self, of: BackwardPass) -> None:
-        self._grad = of.grad
-        self.d_k, self.d_v = (torch.zeros(x.transpose(1, 2).shape).transpose(1, 2) for x in (of.of.k, of.of.v))
+        self._grad, self._begun = of.grad, False
+        self.d_k, self.d_v = (torch.empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (of.of.k, of.of.v))
 
     def point(self, call: library.Call, backward: library.Backward, part: slice) -> None:
         backward.d_out = view(self._grad[:, :, part])
-        backward.to_k, backward.to_v = view(self.d_k), view(self.d_v)
+        backward.to_k, backward.to_v, backward.added = view(self.d_k), view(self.d_v), self._begun
+        self._begun = True
 
 
 class _SumsOfParts:
