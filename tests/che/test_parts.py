@@ -31,8 +31,8 @@ def sample_of(run: Trainer):
 
 
 def test_parts_cover_the_batch():
-    assert parts_of(70, 1 << 13) == [slice(0, 64), slice(64, 70)] and parts_of(5, 1) == [slice(0, 5)]
-    assert parts_of(70, (1 << 13) + 1) == [slice(0, 32), slice(32, 64), slice(64, 70)]
+    assert parts_of(70, 1 << 14) == [slice(0, 64), slice(64, 70)] and parts_of(5, 1) == [slice(0, 5)]
+    assert parts_of(70, (1 << 14) + 1) == [slice(0, 32), slice(32, 64), slice(64, 70)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])

@@ -62,18 +62,23 @@ def test_choice_and_reason(name, impl, call, expected, reason):
 
 
 @pytest.mark.parametrize(
-    ("name", "queries", "keys", "causal", "short"),
+    ("name", "queries", "keys", "causal", "compiled", "short"),
     [
-        ("kerple", 48, 48, False, True),
-        ("fire", 48, 48, False, True),
-        ("fire", 49, 49, False, False),
-        ("kerple", 1, 9, False, True),
-        ("kerple", 9, 9, True, False),
-        ("dape-kerple", 9, 9, False, False),
+        ("kerple", 48, 48, False, False, True),
+        ("kerple", 48, 48, False, True, False),
+        ("fire", 48, 48, False, True, True),
+        ("fire", 49, 49, False, True, False),
+        ("kerple", 1, 9, False, False, True),
+        ("kerple", 9, 9, True, False, False),
+        ("dape-kerple", 9, 9, False, False, False),
     ],
 )
-def test_few_keys_with_a_bias_are_computed_at_once(name, queries, keys, causal, short, monkeypatch):
+def test_few_keys_with_a_bias_are_computed_at_once(name, queries, keys, causal, compiled, short, monkeypatch):
     monkeypatch.setattr(operator, "WIDE", WIDTH)
+    if not compiled:
+        monkeypatch.setattr(operator, "why_not_compiled", lambda q: "it is not")
+    elif reason := why_not_compiled(torch.empty(0)):
+        pytest.skip(reason)
     inputs = draw(queries, keys)
     out, choice = dape.attention(*inputs, make(name), causal=causal, explain=True)
     assert (choice.kernel == "whole matrix") == short and ("few keys" in choice.reason) == short

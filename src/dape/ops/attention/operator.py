@@ -33,8 +33,9 @@ _ENGINES: dict[str, Engine] = {"fused": "cpp", "triton": "triton"}
 SMALL_CELLS = 1 << 18
 """Up to this many batch x head x query x key cells an encoding without a closed form is computed at once."""
 SHORT_KEYS, WIDE, SHORT_CELLS = 48, 32, 1 << 22
-"""Without a causal mask, up to so many keys and from such a head width on, the whole matrix with a bias is as fast on a
-CPU as tiles of it or faster (narrower heads are slower), and takes little memory."""
+"""Without a causal mask, up to so many keys and from such a head width on, the whole matrix with a bias is faster on a
+CPU than tiles of it (narrower heads are slower), and takes little memory. Only the compiled kernel is faster still, with
+tables over lags."""
 
 
 @dataclass(frozen=True)
@@ -174,16 +175,16 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, 
     cells = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if form is None and cells <= SMALL_CELLS:
         return Choice("reference", "whole matrix", "logits have no closed form, and the matrix is small")
-    if form is not None and form.mix is None and cells <= SHORT_CELLS and _is_short(q, k, grid):
-        return Choice("reference", "whole matrix", "so few keys that the matrix is faster than tiles of it")
     blocked = _choose_blocked(grid, form)
     if form is None:
         return blocked
     if q.device.type == "cuda" and not why_not_triton(q, k, v, form):
         return replace(blocked, impl="triton")
-    if why_not_compiled(q):
-        return blocked
-    return replace(blocked, impl="fused")
+    compiled = why_not_compiled(q) is None
+    if form.mix is None and cells <= SHORT_CELLS and _is_short(q, k, grid):
+        if not (compiled and blocked.kernel == "lag tables"):
+            return Choice("reference", "whole matrix", "so few keys that the matrix is faster than tiles of it")
+    return replace(blocked, impl="fused") if compiled else blocked
 
 
 def _is_short(q: Tensor, k: Tensor, grid: Grid) -> bool:
