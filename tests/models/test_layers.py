@@ -1,10 +1,11 @@
-"""Parts of a block: tokens of few kinds."""
+"""Parts of a block: attention in fewer products, of tokens of few kinds and for few queries."""
 
 import pytest
 import torch
 
 from dape.models.layers import Repeated, SelfAttention
 from dape.positional.build import build
+from dape.positional.randomized import Randomized
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -25,3 +26,26 @@ def test_repeated_tokens_are_those_tokens(method, count, last, bias):
     found, wanted = (torch.autograd.grad((y * weights).sum(), inputs) for y in (actual, expected))
     for mine, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("method", ["nope", "alibi", "dape-kerple", "randomized-fire", "randomized-dape-alibi"])
+@pytest.mark.parametrize("last", [1, 3, 7])
+def test_few_queries_without_keys_and_values(last, method, causal):
+    torch.manual_seed(0)
+    attention = SelfAttention(24, 4, bias=False, causal=causal).double()
+    pe = build(method, num_heads=4, head_dim=6, train_length=7).double()
+    pe = pe.draw(9) if isinstance(pe, Randomized) else pe
+    x = torch.randn(2, 7, 24, dtype=torch.float64, requires_grad=True)
+    inputs = [x, *attention.parameters(), *pe.parameters()]
+    actual, expected = attention.of_few(x, pe, last), attention(x, pe, last=last)
+    torch.testing.assert_close(actual, expected)
+    weights = torch.randn_like(actual)
+    found, wanted = (torch.autograd.grad((y * weights).sum(), inputs) for y in (actual, expected))
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("method", ["rope", "transformer-xl", "randomized-rope", "dape-rope", "cope"])
+def test_encodings_that_need_keys(method):
+    assert not build(method, num_heads=4, head_dim=6, train_length=7).reads_scores_alone

@@ -29,6 +29,8 @@ from dape.positional.learned import Learned
 from dape.positional.randomized import Randomized
 
 EMBEDDING_STD = 0.02
+FEW = 8
+"""Answers up to which the last layer is faster without keys and values."""
 
 
 class Block(nn.Module):
@@ -50,10 +52,17 @@ class Block(nn.Module):
     ) -> Float[Tensor, "b t m"]:
         """With ``last``, of the last tokens only: the others are keys and values. ``noise`` switches dropout on.
         ``repeated``: the same as ``x``, if it has few different tokens."""
-        attention = self.attention
-        y = attention(x, pe, last=last) if repeated is None else attention.of_kinds(repeated, pe, last)
+        y = self._attend(x, pe, last, repeated)
         x = self._add(x if last is None else x[:, -last:], y, self.norm1, noise)
         return self._add(x, self.feed_forward(x), self.norm2, noise)
+
+    def _attend(self, x: Tensor, pe: PositionalEncoding, last: int | None, repeated: Repeated | None) -> Tensor:
+        """The same numbers in the fewest products."""
+        if repeated is not None:
+            return self.attention.of_kinds(repeated, pe, last)
+        if last is not None and last <= FEW and pe.reads_scores_alone:
+            return self.attention.of_few(x, pe, last)
+        return self.attention(x, pe, last=last)
 
     def _add(self, x: Tensor, y: Tensor, norm: nn.LayerNorm, noise: torch.Generator | None) -> Tensor:
         return add_norm(x, y, norm, None if noise is None else Dropout.draw(y, self.dropout, noise))

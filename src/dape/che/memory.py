@@ -1,7 +1,7 @@
 """Memory that a step gives back is kept for the next one.
 
-glibc returns large arrays to the system and gets the same pages again, cleared, a moment later: thousands of page faults
-in every step, and threads that unmap memory interrupt each other.
+glibc returns large arrays to the system and gets the same pages again, cleared, a moment later: thousands of page
+faults in every step, and threads that unmap memory interrupt each other.
 """
 
 import ctypes

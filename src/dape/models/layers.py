@@ -1,5 +1,6 @@
 """The parts of a transformer block, shared by every model."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from dape.models.cache import Store
 from dape.models.places import Places
 from dape.ops.attention import attention
+from dape.ops.attention.reference import masked_softmax
 from dape.positional.base import PositionalEncoding
 from dape.positional.grid import Grid
 
@@ -103,6 +105,20 @@ class SelfAttention(nn.Module):
         shares = attend(q, k, v.unsqueeze(1).expand_as(k), pe, cache=None, causal=self.causal)[..., :count]
         gives = torch.einsum("nhd,mhd->mhn", by_kind[:, 2], self.out.weight.unflatten(1, (self.heads, width)))
         return nn.functional.linear(shares.transpose(1, 2).flatten(2), gives.flatten(1), self.out.bias)
+
+    def of_few(self, x: Float[Tensor, "b t m"], pe: PositionalEncoding, last: int) -> Float[Tensor, "b t m"]:
+        """The same for the few last tokens, without keys and values of all: as q . (Wk x) = (q Wk) . x, queries meet
+        the tokens themselves, and values are made of sums of tokens. For encodings that read nothing but scores."""
+        assert pe.reads_scores_alone and self.qkv.bias is None
+        width = self.out.in_features // self.heads
+        to_q, to_k, to_v = self.qkv.weight.unflatten(0, (3, self.heads, width))
+        pe, grid = pe.settle(Grid.of_length(last, x.shape[1], causal=self.causal, device=x.device))
+        q = torch.einsum("blm,hdm->bhld", x[:, -last:], to_q) / math.sqrt(width)
+        asking = torch.einsum("bhld,hdm->bhlm", q, to_k).flatten(1, 2)
+        scores = (asking @ x.transpose(1, 2)).unflatten(1, (self.heads, last))
+        weights = masked_softmax(pe.logits(scores, q, x.unsqueeze(1), grid), grid.visible())
+        found = (weights.flatten(1, 2) @ x).unflatten(1, (self.heads, last))
+        return self.out(torch.einsum("bhlm,hdm->blhd", found, to_v).flatten(2))
 
     def _split(self, x: Float[Tensor, "b t n"], parts: int) -> list[Float[Tensor, "b h t d"]]:
         # Taken apart before the transposition: so their gradients are put together where the layer wants them.

@@ -117,6 +117,11 @@ class PositionalEncoding(nn.Module, ABC):
         """Whether a token's rotation depends on its own position alone, so that a cache may hold rotated keys."""
         return type(self).rotate is PositionalEncoding.rotate
 
+    @property
+    def reads_scores_alone(self) -> bool:
+        """Whether logits are a function of scores and positions: whoever has scores needs no keys."""
+        return type(self).rotate is PositionalEncoding.rotate and self.score_form() is not None
+
     def logits(
         self,
         scores: Float[Tensor, "*b h q k"],

@@ -104,6 +104,10 @@ class DapeWrapper(PositionalEncoding):
     def rotates_once(self) -> bool:
         return self.base.rotates_once
 
+    @property
+    def reads_scores_alone(self) -> bool:
+        return self.base.reads_scores_alone and self.score_form() is not None
+
     @abstractmethod
     def mixed(self, scores: Float[Tensor, "*b h q k"], grid: Grid) -> Float[Tensor, "*b h q k"]:
         """The output of f alone."""

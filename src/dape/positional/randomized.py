@@ -50,6 +50,10 @@ class Randomized(PositionalEncoding):
         """The pool given, else 4 training lengths, grown where an input is longer (it is then 0, 1, 2, ...)."""
         return max(POOL_PER_TRAIN_LENGTH * self.dims.train_length, length) if self.pool is None else self.pool
 
+    @property
+    def reads_scores_alone(self) -> bool:
+        return self.base.reads_scores_alone
+
     def settle(self, grid: Grid) -> tuple[PositionalEncoding, Grid]:
         if self.fixed_draw is not None:
             self._check_covered(self.fixed_draw, torch.cat([grid.q_index.flatten(), grid.k_index.flatten()]))

@@ -93,7 +93,9 @@ def _compiled_backward(terms: "_BiasTerms", grad, out, lse, q, k, v, wa, w2) -> 
     found, sums = attention.backward(grad, out, lse), terms.sums()
     for block in cells.row_blocks(attention, items=_different_items(terms, q)):
         own = terms.on_rows(block, backward=True)
-        sums.add(own, *found.rows(cells.place(attention, own, block), block.first, block.rows))
+        d_logits, d_pre = found.rows(cells.place(attention, own, block), block.first, block.rows)
+        assert d_logits is not None
+        sums.add(own, d_logits, d_pre)
     d_wa, d_w2 = (None, None) if wa is None else (found.d_wa, found.d_w2)
     return (found.d_q, found.d_k, found.d_v, d_wa, d_w2), sums
 

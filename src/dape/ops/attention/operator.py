@@ -34,8 +34,8 @@ SMALL_CELLS = 1 << 18
 """Up to this many batch x head x query x key cells an encoding without a closed form is computed at once."""
 SHORT_KEYS, WIDE, SHORT_CELLS = 48, 32, 1 << 22
 """Without a causal mask, up to so many keys and from such a head width on, the whole matrix with a bias is faster on a
-CPU than tiles of it (narrower heads are slower), and takes little memory. Only the compiled kernel is faster still, with
-tables over lags."""
+CPU than tiles of it (narrower heads are slower), and takes little memory. Only the compiled kernel is faster still,
+with tables over lags."""
 
 
 @dataclass(frozen=True)
@@ -181,9 +181,9 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, 
     if q.device.type == "cuda" and not why_not_triton(q, k, v, form):
         return replace(blocked, impl="triton")
     compiled = why_not_compiled(q) is None
-    if form.mix is None and cells <= SHORT_CELLS and _is_short(q, k, grid):
-        if not (compiled and blocked.kernel == "lag tables"):
-            return Choice("reference", "whole matrix", "so few keys that the matrix is faster than tiles of it")
+    short = form.mix is None and cells <= SHORT_CELLS and _is_short(q, k, grid)
+    if short and not (compiled and blocked.kernel == "lag tables"):
+        return Choice("reference", "whole matrix", "so few keys that the matrix is faster than tiles of it")
     return replace(blocked, impl="fused") if compiled else blocked
 
 
