@@ -18,6 +18,12 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def not_our_own_process(monkeypatch):
+    """Workers that run in this process leave its memory and its BLAS as they are."""
+    monkeypatch.setattr("dape.che.process.prepare", lambda: None)
+
+
 @pytest.fixture
 def here(monkeypatch) -> list[str]:
     """Runs that would each be a process take place in this one, one after the other; their names, as they begin."""

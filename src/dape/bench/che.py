@@ -12,7 +12,6 @@ from dape.bench.options import INTERRUPTED, check_counts, check_encoding, check_
 from dape.bench.progress import Progress
 from dape.bench.records import new_table, print_table, write_json
 from dape.che.config import WIDTHS, CheConfig, Subject
-from dape.che.memory import keep_freed_memory
 from dape.che.tasks.catalogue import TASKS, find
 from dape.errors import UsageError
 from dape.files import check_writable_file
@@ -84,8 +83,10 @@ class CheRow:
 
 def run(config: CheBench) -> int:
     """Measure and report. Returns the exit code: 130 if interrupted, with what was finished until then."""
+    from dape.che.process import prepare
+
     config = checked(config)
-    keep_freed_memory()  # as training does
+    prepare()  # as training does
     rows: list[CheRow] = []
     with torch_threads(config.threads) as threads:
         complete = _measure(config, rows)

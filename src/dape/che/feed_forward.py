@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from dape.ops.products import mm
 from dape.ops.rows.bias_relu import bias_relu_, bias_relu_backward_
 
 
@@ -27,14 +28,14 @@ class FeedForward(nn.Module):
 class _InPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
-        hidden = bias_relu_(torch.mm(x, w1.t()), b1)
+        hidden = bias_relu_(mm(x, w1.t()), b1)
         ctx.save_for_backward(x, hidden, w1, w2)
-        return torch.addmm(b2, hidden, w2.t())
+        return mm(hidden, w2.t()).add_(b2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, hidden, w1, w2 = ctx.saved_tensors
-        dw2, dhidden = dy.t().mm(hidden), dy.mm(w2)
+        dw2, dhidden = mm(dy.t(), hidden), mm(dy, w2)
         db1 = bias_relu_backward_(dhidden, hidden)
-        return dhidden.mm(w1), dhidden.t().mm(x), db1, dw2, dy.sum(0)
+        return mm(dhidden, w1), mm(dhidden.t(), x), db1, dw2, dy.sum(0)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from dape.che.config import CheConfig, Subject
-from dape.che.memory import keep_freed_memory
 from dape.evaluation.records import append_rows, read_rows
 from dape.files import write_text
 from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised
@@ -43,8 +42,9 @@ def _work(folder: Path, stop: Callable[[], bool]) -> int:
     import torch
 
     from dape.che.learn import Trainer
+    from dape.che.process import prepare
 
-    keep_freed_memory()
+    prepare()
     job = Job.read(folder)
     torch.set_num_threads(job.threads)
     subject = Subject(task=job.task, method=job.method, seed=job.seed, lr=job.lr)

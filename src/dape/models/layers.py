@@ -12,6 +12,7 @@ from dape.models.cache import Store
 from dape.models.places import Places
 from dape.ops.attention import attention
 from dape.ops.attention.reference import masked_softmax
+from dape.ops.products import linear
 from dape.positional.base import PositionalEncoding
 from dape.positional.grid import Grid
 
@@ -54,14 +55,16 @@ class Repeated:
 
 
 class SelfAttention(nn.Module):
-    def __init__(self, width: int, heads: int, *, bias: bool = True, causal: bool = True) -> None:
+    def __init__(
+        self, width: int, heads: int, *, bias: bool = True, causal: bool = True, layer: type[nn.Linear] = nn.Linear
+    ) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} cannot be divided into {heads} heads of equal width")
         self.heads = heads
         self.causal = causal
-        self.qkv = nn.Linear(width, 3 * width, bias=bias)
-        self.out = nn.Linear(width, width, bias=bias)
+        self.qkv = layer(width, 3 * width, bias=bias)
+        self.out = layer(width, width, bias=bias)
 
     def forward(
         self,
@@ -85,8 +88,8 @@ class SelfAttention(nn.Module):
             return q, k, v
         width, bias = self.out.in_features, self.qkv.bias
         q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
-        (q,) = self._split(nn.functional.linear(x[:, -last:], self.qkv.weight[:width], q_bias), 1)
-        k, v = self._split(nn.functional.linear(x, self.qkv.weight[width:], kv_bias), 2)
+        (q,) = self._split(linear(x[:, -last:], self.qkv.weight[:width], q_bias), 1)
+        k, v = self._split(linear(x, self.qkv.weight[width:], kv_bias), 2)
         return q, k, v
 
     def of_kinds(self, x: Repeated, pe: PositionalEncoding, last: int | None = None) -> Float[Tensor, "b t m"]:
@@ -104,7 +107,7 @@ class SelfAttention(nn.Module):
         v = torch.eye(count, width, dtype=q.dtype, device=q.device)[x.which]  # as wide as q: some kernels ask for it
         shares = attend(q, k, v.unsqueeze(1).expand_as(k), pe, cache=None, causal=self.causal)[..., :count]
         gives = torch.einsum("nhd,mhd->mhn", by_kind[:, 2], self.out.weight.unflatten(1, (self.heads, width)))
-        return nn.functional.linear(shares.transpose(1, 2).flatten(2), gives.flatten(1), self.out.bias)
+        return linear(shares.transpose(1, 2).flatten(2), gives.flatten(1), self.out.bias)
 
     def of_few(self, x: Float[Tensor, "b t m"], pe: PositionalEncoding, last: int) -> Float[Tensor, "b t m"]:
         """The same for the few last tokens, without keys and values of all: as q . (Wk x) = (q Wk) . x, queries meet
