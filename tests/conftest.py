@@ -19,9 +19,11 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True)
-def not_our_own_process(monkeypatch):
-    """Workers that run in this process leave its memory and its BLAS as they are."""
-    monkeypatch.setattr("dape.che.process.prepare", lambda: None)
+def not_our_own_process():
+    """Workers that run in this process leave its memory and its BLAS as they are. Tests may undo patches of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dape.che.process.prepare", lambda: None)
+        yield
 
 
 @pytest.fixture
