@@ -20,7 +20,7 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def not_our_own_process():
-    """Workers that run in this process leave its memory and its BLAS as they are. Tests may undo patches of their own."""
+    """Workers that run in this process leave its memory and BLAS as they are. Tests may undo patches of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dape.che.process.prepare", lambda: None)
         yield
