@@ -61,7 +61,7 @@ class Block(nn.Module):
         """The same numbers in the fewest products."""
         if repeated is not None:
             return self.attention.of_kinds(repeated, pe, last)
-        if last is not None and last <= FEW and pe.reads_scores_alone:
+        if last is not None and last <= FEW and x.dtype == torch.float32 and pe.reads_scores_alone:
             return self.attention.of_few(x, pe, last)
         return self.attention(x, pe, last=last)
 

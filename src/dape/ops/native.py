@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
 TIMEOUT = 300
+_ONE_AT_A_TIME = threading.Lock()
 TEXT: Any = {"text": True, "encoding": "utf-8", "errors": "replace"}
 """Compilers speak the user's language, in whatever encoding."""
 
@@ -28,8 +30,9 @@ def build(source: Path) -> Path:
     compiler = find_compiler()
     folder = _own_folder(cache_folder() / "kernels")
     library = folder / f"{_fingerprint(source, compiler)}.so"
-    if not library.exists():
-        _compile(source, compiler, library)  # two processes may do so at once: the second replaces the same file
+    with _ONE_AT_A_TIME:  # two processes may compile at once, the second replaces the same file; threads share its name
+        if not library.exists():
+            _compile(source, compiler, library)
     return _checked(library)
 
 

@@ -48,7 +48,7 @@ def mm(a: Float[Tensor, "n k"], b: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]
     """Not differentiable: for autograd functions."""
     if not _suits(a, b):
         return torch.mm(a, b)
-    out = torch.empty(a.shape[0], b.shape[1])
+    out = a.new_empty(a.shape[0], b.shape[1])
     np.matmul(a.detach().numpy(), b.detach().numpy(), out=out.numpy())
     return out
 
@@ -56,7 +56,7 @@ def mm(a: Float[Tensor, "n k"], b: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]
 def linear(x: Float[Tensor, "*s k"], weight: Float[Tensor, "m k"], bias: Tensor | None) -> Float[Tensor, "*s m"]:
     if not _suits(x, weight):
         return nn.functional.linear(x, weight, bias)
-    y: Tensor = _Linear.apply(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])
+    y: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], len(weight))
     return y if bias is None else y + bias
 
 

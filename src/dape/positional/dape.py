@@ -106,7 +106,8 @@ class DapeWrapper(PositionalEncoding):
 
     @property
     def reads_scores_alone(self) -> bool:
-        return self.base.reads_scores_alone and self.score_form() is not None
+        own = type(self).rotate is not DapeWrapper.rotate
+        return not own and self.base.reads_scores_alone and self.score_form() is not None
 
     @abstractmethod
     def mixed(self, scores: Float[Tensor, "*b h q k"], grid: Grid) -> Float[Tensor, "*b h q k"]:

@@ -172,3 +172,22 @@ def test_memory_that_is_not_there_is_an_error(name):
     call.hidden = 1 << 40
     with pytest.raises(MemoryError, match=f"scratch space of {name}; fewer threads"):
         library.run(name, *((call, library.Backward(parts=1)) if name == "dape_backward" else (call,)))
+
+
+@needs_compiler
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("name", "items"), [("kerple", 1), ("kerple", 8), ("dape-fire", 1), ("dape-fire", 8)])
+def test_torchs_default_dtype_does_not_matter(name, items, default):
+    torch.manual_seed(0)
+    pe = dape.build(name, num_heads=2, head_dim=4, train_length=8)
+    inputs = [x.requires_grad_() for x in torch.randn(3, items, 2, 11, 4)]
+    found = []
+    for dtype in (torch.float32, default):
+        torch.set_default_dtype(dtype)
+        try:
+            out = dape.attention(*inputs, pe, impl="fused")
+            found.append((out, *torch.autograd.grad(out.square().sum(), [*inputs, *pe.parameters()])))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

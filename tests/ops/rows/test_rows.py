@@ -87,6 +87,27 @@ def test_what_is_not_a_number_comes_out():
     assert out[0].isfinite().all() and out[1].isnan().all()
 
 
+@needs_compiled
+def test_what_the_kernel_cannot_take_is_computed_all_the_same():
+    """Broadcast, without weights, with weights that are not consecutive; and torch's default dtype does not matter."""
+    x, y = torch.randn(3, 4, 8), torch.randn(4, 8)
+    torch.testing.assert_close(add_norm(x, y, nn.LayerNorm(8), None), nn.functional.layer_norm(x + y, (8,)))
+    plain = nn.LayerNorm(8, elementwise_affine=False)
+    torch.testing.assert_close(add_norm(x, x, plain, None), plain(x + x))
+    strided = norm_for(8, torch.float32)
+    strided.weight = nn.Parameter(torch.randn(16)[::2])
+    torch.testing.assert_close(add_norm(x, x, strided, None), strided(x + x))
+    norm = norm_for(8, torch.float32)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = torch.autograd.grad(add_norm(x, x, norm, None).square().sum(), list(norm.parameters()))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    wanted = torch.autograd.grad(norm(x + x).square().sum(), list(norm.parameters()))
+    for mine, exact in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, exact)
+
+
 # Dropout -------------------------------------------------------------------------------------------------------------
 
 

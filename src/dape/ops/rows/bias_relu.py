@@ -19,6 +19,6 @@ def bias_relu_backward_(d: Float[Tensor, "n m"], out: Float[Tensor, "n m"]) -> F
     if not library.usable(d, out):
         torch.ops.aten.threshold_backward.grad_input(d, out, 0, grad_input=d)
         return d.sum(0)
-    d_bias = torch.zeros(torch.get_num_threads(), d.shape[-1])
+    d_bias = d.new_zeros(torch.get_num_threads(), d.shape[-1])
     library.run("dape_bias_relu_backward", d, out, d_bias)
     return d_bias.sum(0)

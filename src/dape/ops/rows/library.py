@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import warnings
 from ctypes import c_float, c_int, c_long, c_void_p
 from pathlib import Path
 
@@ -24,7 +25,19 @@ _ARGUMENTS = {
 def usable(*tensors: Tensor) -> bool:
     """In float32 on a CPU with a compiler; PyTorch's own operations compute the same elsewhere."""
     plain = all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
-    return plain and not torch.compiler.is_compiling() and why_not_compiled(tensors[0]) is None
+    return plain and not torch.compiler.is_compiling() and why_not_compiled(tensors[0]) is None and _loads()
+
+
+@functools.cache
+def _loads() -> bool:
+    try:
+        load()
+    except OSError as error:
+        warnings.warn(
+            f"dape's compiled norms are not available, they will be slower: {error}", RuntimeWarning, stacklevel=2
+        )
+        return False
+    return True
 
 
 @functools.cache

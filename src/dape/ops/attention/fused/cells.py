@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dape.ops.attention.fused import library
 from dape.ops.attention.fused.run import Attention, Term, Terms, outputs
 
 BLOCK_BYTES = 24 << 20
@@ -59,7 +59,7 @@ def forward(
 
 def place(attention: Attention, terms: CellTerms, block: RowBlock) -> Terms:
     """The terms of a block as the kernel reads them."""
-    static = torch.zeros(1, 1, 1, 1) if terms.static is None else terms.static
+    static = library.zeros(1, 1, 1, 1) if terms.static is None else terms.static
     fixed = Term.by_cell(static.expand(attention.q_shape[1], -1, block.rows, block.keys), -math.inf)
     if terms.pre is None:
         return Terms(fixed, None)

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dape.ops.attention.fused import library
 from dape.ops.attention.fused.run import LOG2_E, Attention, Mixer, Term, Terms, outputs
 from dape.ops.attention.lag_call import LagCall
 
@@ -71,7 +71,7 @@ def _terms(call: LagCall) -> Terms:
 
 
 def _laid_out(static: Tensor | None, pre: Tensor | None, heads: int, lags: int, hidden_from: int | None) -> Terms:
-    fixed = torch.zeros(heads, lags) if static is None else static.float() * LOG2_E
+    fixed = library.zeros(heads, lags) if static is None else static.float() * LOG2_E
     if hidden_from is not None:
         fixed[:, hidden_from:] = -math.inf
     return Terms(Term.by_lag(fixed), None if pre is None else Term.by_lag(pre))

@@ -101,6 +101,15 @@ def view(x: Tensor | None) -> View:
     return View(x.data_ptr(), *x.stride()[:3])
 
 
+def empty(*shape: int) -> Tensor:
+    """What the kernel writes to, whatever torch's default type and device are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float32, device="cpu")
+
+
 def pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
@@ -112,7 +121,7 @@ def pack(x: Tensor, layout: int, factor: float = 1.0) -> Tensor:
     size = block()
     filled, wide = math.ceil(rows / size) * size, padded(width)
     shapes = {ROWS: (rows, wide), BLOCKED_ROWS: (filled, wide), PANELS: (filled, width)}
-    packed = torch.empty(*front, *shapes[layout], dtype=torch.float32)
+    packed = empty(*front, *shapes[layout])
     load().dape_pack(*front, rows, width, view(x), factor, packed.data_ptr(), layout, torch.get_num_threads())
     return packed
 

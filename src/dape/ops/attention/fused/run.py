@@ -53,7 +53,7 @@ class Term:
         return library.View(at, self.item, self.data.stride(0), self.row)
 
     def zeros(self, threads: int) -> Float[Tensor, "t c *n"]:
-        return torch.zeros(threads, *self.data.shape)
+        return library.zeros(threads, *self.data.shape)
 
     def total(self, sums: Float[Tensor, "t c *n"]) -> Float[Tensor, "c *n"]:
         return _total(sums)[..., : self.columns]
@@ -74,7 +74,7 @@ def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tenso
     """To be filled: the output, its heads beside each other as the next projection wants them, and per row the base-2
     logarithm of the softmax denominator."""
     batch, heads, queries, _ = q.shape
-    return torch.empty(batch, queries, heads, v.shape[-1]).transpose(1, 2), torch.empty(batch, heads, queries)
+    return library.empty(batch, queries, heads, v.shape[-1]).transpose(1, 2), library.empty(batch, heads, queries)
 
 
 class Mixer:
@@ -128,7 +128,7 @@ class Attention:
         if padding is None:
             return None
         keys = self.k_shape[2]
-        mask = torch.zeros(self.q_shape[0], math.ceil(keys / library.block()) * library.block())
+        mask = library.zeros(self.q_shape[0], math.ceil(keys / library.block()) * library.block())
         mask[:, :keys].masked_fill_(padding, -math.inf)
         return mask
 
@@ -144,7 +144,7 @@ class Attention:
         call.splits = self._splits()
         # Per part of the keys: the output so far, the largest logit and the sum.
         size = batch * call.splits * heads * rows * (library.padded(self.value_width) + 2)
-        parts = torch.empty(size)
+        parts = library.empty(size)
         call.parts = parts.data_ptr()
         library.run("dape_decode", call)
 
@@ -190,10 +190,10 @@ class BackwardPass:
         batch, heads, queries, width = forward.q_shape
         threads = forward.threads
         self.parts = 1 if forward.apart or batch >= threads else min(MAX_PARTS, math.ceil(threads / max(1, batch)))
-        self.d_q = torch.empty(batch, queries, heads, width).transpose(1, 2)
+        self.d_q = library.empty(batch, queries, heads, width).transpose(1, 2)
         self._sums = _SumsOfItems(self) if forward.apart else _SumsOfParts(self)
         hidden = 0 if forward.mixer is None else len(forward.mixer.wa)
-        self._d_wa, self._d_w2 = torch.zeros(threads, hidden, heads), torch.zeros(threads, heads, hidden)
+        self._d_wa, self._d_w2 = library.zeros(threads, hidden, heads), library.zeros(threads, heads, hidden)
 
     def rows(
         self, terms: Terms, first_row: int = 0, rows: int | None = None, *, with_fixed: bool = True
@@ -248,7 +248,7 @@ class _SumsOfItems:
 
     def __init__(self, of: BackwardPass) -> None:
         self._grad, self._begun = of.grad, False
-        self.d_k, self.d_v = (torch.empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (of.of.k, of.of.v))
+        self.d_k, self.d_v = (library.empty(*x.transpose(1, 2).shape).transpose(1, 2) for x in (of.of.k, of.of.v))
 
     def point(self, call: library.Call, backward: library.Backward, part: slice) -> None:
         backward.d_out = view(self._grad[:, :, part])
@@ -263,7 +263,7 @@ class _SumsOfParts:
         self._of = forward = of.of
         self._d_out, self._delta = pack(of.grad, ROWS), (of.grad * of.out).sum(-1)
         self._k_rows, self._v_panels = pack(forward.k, BLOCKED_ROWS), pack(forward.v, PANELS)
-        self._d_k, self._d_v = (torch.zeros(of.parts, *x.shape) for x in (self._k_rows, forward.v_rows))
+        self._d_k, self._d_v = (library.zeros(of.parts, *x.shape) for x in (self._k_rows, forward.v_rows))
 
     def point(self, call: library.Call, backward: library.Backward, part: slice) -> None:
         call.k_panels = view(self._of.k_panels)
