@@ -15,12 +15,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dape.che.attention import EncoderAttention, Repeated
 from dape.che.config import CheConfig
 from dape.che.feed_forward import FeedForward
 from dape.che.tasks.base import Task
 from dape.models.config import DecoderConfig
-from dape.models.layers import Repeated, SelfAttention
-from dape.ops.products import Linear
 from dape.ops.rows.add_norm import add_norm
 from dape.ops.rows.dropout import Dropout
 from dape.positional.base import PositionalEncoding
@@ -37,7 +36,7 @@ FEW = 8
 class Block(nn.Module):
     def __init__(self, shape: DecoderConfig, dropout: float) -> None:
         super().__init__()
-        self.attention = SelfAttention(shape.width, shape.heads, bias=False, causal=False, layer=Linear)
+        self.attention = EncoderAttention(shape.width, shape.heads)
         self.norm1 = nn.LayerNorm(shape.width)
         self.feed_forward = FeedForward(shape.width, 4 * shape.width)
         self.norm2 = nn.LayerNorm(shape.width)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dape.models.layers import Repeated, SelfAttention
+from dape.che.attention import EncoderAttention, Repeated
 from dape.positional.build import build
 from dape.positional.randomized import Randomized
 
@@ -14,7 +14,7 @@ from dape.positional.randomized import Randomized
 def test_repeated_tokens_are_those_tokens(method, count, last, bias):
     """Fewer kinds than a head is wide, as many, and more."""
     torch.manual_seed(0)
-    attention = SelfAttention(24, 4, bias=bias, causal=False).double()
+    attention = EncoderAttention(24, 4, bias=bias, causal=False).double()
     pe = build(method, num_heads=4, head_dim=6, train_length=7).double()
     kinds = torch.randn(count, 24, dtype=torch.float64, requires_grad=True)
     which = torch.randint(count, (2, 7))
@@ -33,7 +33,7 @@ def test_repeated_tokens_are_those_tokens(method, count, last, bias):
 @pytest.mark.parametrize("last", [1, 3, 7])
 def test_few_queries_without_keys_and_values(last, method, causal):
     torch.manual_seed(0)
-    attention = SelfAttention(24, 4, bias=False, causal=causal).double()
+    attention = EncoderAttention(24, 4, bias=False, causal=causal).double()
     pe = build(method, num_heads=4, head_dim=6, train_length=7).double()
     pe = pe.draw(9) if isinstance(pe, Randomized) else pe
     x = torch.randn(2, 7, 24, dtype=torch.float64, requires_grad=True)
