@@ -20,9 +20,9 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def not_our_own_process():
-    """Workers that run in this process leave its memory and BLAS as they are. Tests may undo patches of their own."""
+    """Workers that run in this process leave its memory as it is. Tests may undo patches of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dape.che.process.prepare", lambda: None)
+        patch.setattr("dape.che.memory.keep_freed_memory", lambda: None)
         yield
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dape.models.layers import SelfAttention, attend
 from dape.ops.attention.reference import masked_softmax
-from dape.ops.products import Linear, linear
+from dape.ops.products.linear import Linear, linear
 from dape.positional.base import PositionalEncoding
 from dape.positional.grid import Grid
 

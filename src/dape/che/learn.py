@@ -25,7 +25,6 @@ from dape.che.tasks.base import Sample, Task
 from dape.che.tasks.catalogue import load
 from dape.evaluation.records import Row
 from dape.files import write_text
-from dape.ops.rows.library import usable
 from dape.positional.base import PositionalEncoding
 from dape.training import checkpoint
 from dape.training.checkpoint import CHECKPOINTS, Description
@@ -97,7 +96,6 @@ class Trainer:
         self.model = encoder_for(config, self.task, subject.method).to(device)
         self.optimizer = make_optimizer(self.model, self.train)
         self.side_by_side = SideBySide()
-        usable(torch.empty(0, dtype=torch.float32))  # compiled here, once, and not by the first two threads at a time
         self.step = 0
         self._resume()
         folder.mkdir(parents=True, exist_ok=True)

@@ -42,9 +42,9 @@ def _work(folder: Path, stop: Callable[[], bool]) -> int:
     import torch
 
     from dape.che.learn import Trainer
-    from dape.che.process import prepare
+    from dape.che.memory import keep_freed_memory
 
-    prepare()
+    keep_freed_memory()
     job = Job.read(folder)
     torch.set_num_threads(job.threads)
     subject = Subject(task=job.task, method=job.method, seed=job.seed, lr=job.lr)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dape.models.cache import Store
 from dape.models.places import Places
 from dape.ops.attention import attention
-from dape.ops.products import linear
+from dape.ops.products.linear import linear
 from dape.positional.base import PositionalEncoding
 from dape.positional.grid import Grid
 

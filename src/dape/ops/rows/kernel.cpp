@@ -1,7 +1,7 @@
 // Rows of numbers, one after the other in memory; see the Python files beside this one for what they mean.
 //
 // Every function takes each row through the cache once. Threads are those of torch's own OpenMP pool, each has a run of
-// rows; sums over rows are one row per thread, which the caller adds up.
+// rows; sums over rows are one row per thread, which the caller adds up. Each returns 0.
 
 #include <cmath>
 #include <cstdint>
@@ -24,7 +24,7 @@ extern "C" {
 
 // sum = x + drop(y), out = gamma * (sum - mean) * scale + beta, where a number is dropped if its lane is below `lowest`.
 // No lanes, no dropout.
-void dape_add_norm(
+int dape_add_norm(
     long rows, long width, long threads, const float* x, const float* y, const int16_t* lanes, int lowest, float factor,
     const float* gamma, const float* beta, float eps, float* sum, float* mean, float* scale, float* out) {
 #pragma omp parallel num_threads(threads)
@@ -52,10 +52,11 @@ void dape_add_norm(
 #pragma omp simd
     for (long i = 0; i < width; i++) out[at + i] = gamma[i] * ((sum[at + i] - middle) * by) + beta[i];
   }
+  return 0;
 }
 
 // d_gamma, d_beta: [threads, width], zero before.
-void dape_add_norm_backward(
+int dape_add_norm_backward(
     long rows, long width, long threads, const float* d_out, const float* sum, const float* mean, const float* scale,
     const int16_t* lanes, int lowest, float factor, const float* gamma, float* d_x, float* d_y, float* d_gamma, float* d_beta) {
 #pragma omp parallel num_threads(threads)
@@ -83,10 +84,11 @@ void dape_add_norm_backward(
         for (long i = 0; i < width; i++) d_y[at + i] = lanes[at + i] < lowest ? 0.0f : d_x[at + i] * factor;
     }
   }
+  return 0;
 }
 
 // x = relu(x + bias); what is not a number stays so.
-void dape_bias_relu(long rows, long width, long threads, float* x, const float* bias) {
+int dape_bias_relu(long rows, long width, long threads, float* x, const float* bias) {
 #pragma omp parallel num_threads(threads)
   for (Mine mine(rows); mine.first < mine.end; mine.first++) {
     float* row = x + mine.first * width;
@@ -96,10 +98,11 @@ void dape_bias_relu(long rows, long width, long threads, float* x, const float* 
       row[i] = value < 0 ? 0.0f : value;
     }
   }
+  return 0;
 }
 
 // The gradient in place, from relu's output. d_bias: [threads, width], zero before.
-void dape_bias_relu_backward(long rows, long width, long threads, float* d, const float* out, float* d_bias) {
+int dape_bias_relu_backward(long rows, long width, long threads, float* d, const float* out, float* d_bias) {
 #pragma omp parallel num_threads(threads)
   {
     float* sums = d_bias + omp_get_thread_num() * width;
@@ -112,6 +115,7 @@ void dape_bias_relu_backward(long rows, long width, long threads, float* d, cons
       }
     }
   }
+  return 0;
 }
 
 }  // extern "C"

@@ -8,7 +8,7 @@ import pytest
 
 CODE = """
 import resource, threading, numpy
-from dape.che.process import keep_freed_memory
+from dape.che.memory import keep_freed_memory
 keep_freed_memory()
 def work():
     for _ in range(100):

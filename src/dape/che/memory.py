@@ -2,24 +2,17 @@
 
 Memory that a step gives back is kept for the next one. glibc returns large arrays to the system and gets the same pages
 again, cleared, a moment later: thousands of page faults in every step, and threads that unmap memory interrupt each
-other. And products are computed by the faster of two libraries.
+other.
 """
 
 import ctypes
 import functools
 import platform
 
-from dape.ops.products import choose_blas
-
 # Of glibc's malloc.h.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 _LARGEST, _AHEAD = 32 << 20, 64 << 20
 """glibc takes no more than the first; the second is asked for at a time."""
-
-
-def prepare() -> None:
-    keep_freed_memory()
-    choose_blas()
 
 
 @functools.cache
