@@ -1,8 +1,10 @@
 # Every target sets up .venv first if that is missing or older than pyproject.toml and constraints.txt.
-# Another interpreter: make setup PYTHON=python3.12. More pytest options: make test ARGS="-k kerple -x".
+# Another interpreter: make setup PYTHON=python3.12. More pytest options: make test ARGS="-k kerple -x";
+# tests side by side: make test JOBS=8 (0: one process, for a debugger).
 
 PYTHON ?= python3
 ARGS ?=
+JOBS ?= 2
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -18,7 +20,7 @@ demo: $(READY)  ## train seven encodings short, test them long (minutes; into ru
 	$(BIN)/dape compare
 
 test: $(READY)  ## fast tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-all: $(READY)  ## fast, slow and torch.compile tests
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)

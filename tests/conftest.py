@@ -19,6 +19,12 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True)
+def no_terminal(monkeypatch):
+    """Tables as wide as they are without one, whoever runs the tests: pytest-xdist says how wide its terminal is."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def not_our_own_process():
     """Workers that run in this process leave its memory as it is. Tests may undo patches of their own."""
     with pytest.MonkeyPatch.context() as patch:
