@@ -24,8 +24,11 @@ class Repeated:
 
 
 class EncoderAttention(SelfAttention):
+    Layer = Linear
+    linear = staticmethod(linear)
+
     def __init__(self, width: int, heads: int, *, bias: bool = False, causal: bool = False) -> None:
-        super().__init__(width, heads, bias=bias, causal=causal, layer=Linear)
+        super().__init__(width, heads, bias=bias, causal=causal)
 
     def of_kinds(self, x: Repeated, pe: PositionalEncoding, last: int | None = None) -> Float[Tensor, "b t m"]:
         """The same without a product per token. A query's output is a mixture of what each kind has to give, and how
@@ -42,7 +45,7 @@ class EncoderAttention(SelfAttention):
         v = torch.eye(count, width, dtype=q.dtype, device=q.device)[x.which]  # as wide as q: some kernels ask for it
         shares = attend(q, k, v.unsqueeze(1).expand_as(k), pe, cache=None, causal=self.causal)[..., :count]
         gives = torch.einsum("nhd,mhd->mhn", by_kind[:, 2], self.out.weight.unflatten(1, (self.heads, width)))
-        return linear(shares.transpose(1, 2).flatten(2), gives.flatten(1), self.out.bias)
+        return self.linear(shares.transpose(1, 2).flatten(2), gives.flatten(1), self.out.bias)
 
     def of_few(self, x: Float[Tensor, "b t m"], pe: PositionalEncoding, last: int) -> Float[Tensor, "b t m"]:
         """The same for the few last tokens, without keys and values of all: as q . (Wk x) = (q Wk) . x, queries meet

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from dape.models.cache import Store
 from dape.models.places import Places
 from dape.ops.attention import attention
-from dape.ops.products.linear import linear
 from dape.positional.base import PositionalEncoding
 from dape.positional.grid import Grid
 
@@ -43,16 +42,18 @@ def _among_new(q: Tensor, k: Tensor, cache: Store, places: Places | None, causal
 
 
 class SelfAttention(nn.Module):
-    def __init__(
-        self, width: int, heads: int, *, bias: bool = True, causal: bool = True, layer: type[nn.Linear] = nn.Linear
-    ) -> None:
+    Layer = nn.Linear
+    linear = staticmethod(nn.functional.linear)
+    """What the layer computes, for a part of its weights."""
+
+    def __init__(self, width: int, heads: int, *, bias: bool = True, causal: bool = True) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} cannot be divided into {heads} heads of equal width")
         self.heads = heads
         self.causal = causal
-        self.qkv = layer(width, 3 * width, bias=bias)
-        self.out = layer(width, width, bias=bias)
+        self.qkv = self.Layer(width, 3 * width, bias=bias)
+        self.out = self.Layer(width, width, bias=bias)
 
     def forward(
         self,
@@ -76,8 +77,8 @@ class SelfAttention(nn.Module):
             return q, k, v
         width, bias = self.out.in_features, self.qkv.bias
         q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
-        (q,) = self.split(linear(x[:, -last:], self.qkv.weight[:width], q_bias), 1)
-        k, v = self.split(linear(x, self.qkv.weight[width:], kv_bias), 2)
+        (q,) = self.split(self.linear(x[:, -last:], self.qkv.weight[:width], q_bias), 1)
+        k, v = self.split(self.linear(x, self.qkv.weight[width:], kv_bias), 2)
         return q, k, v
 
     def split(self, x: Float[Tensor, "b t n"], parts: int) -> list[Float[Tensor, "b h t d"]]:

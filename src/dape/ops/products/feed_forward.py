@@ -19,8 +19,15 @@ def feed_forward(
     w2: Float[Tensor, "k m"],
     b2: Float[Tensor, " k"],
 ) -> Float[Tensor, "n k"]:
-    whole = library.usable(x, w1, b1, w2, b2, widths=tuple(w1.shape))
-    return (_Whole if whole else _Stepwise).apply(x, w1, b1, w2, b2)
+    return (_Whole if _suits(x, w1, b1, w2, b2) else _Stepwise).apply(x, w1, b1, w2, b2)
+
+
+def _suits(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> bool:
+    """Where shapes do not fit together, PyTorch says so."""
+    fit = x.dim() == w1.dim() == 2 and x.shape[1:] == w1.shape[1:] == b2.shape and b1.shape == w1.shape[:1]
+    if not fit or w2.shape != (*b2.shape, *b1.shape):
+        return False
+    return library.usable(x, w1, b1, w2, b2, rows=len(x), widths=tuple(w1.shape))
 
 
 class _Whole(torch.autograd.Function):
@@ -29,9 +36,9 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
         x, w1, w2 = (z.contiguous() for z in (x, w1, w2))
-        shape = (*x.shape, len(w1))
+        sizes = (*x.shape, len(w1))
         hidden, y = x.new_empty(len(x), len(w1)), torch.empty_like(x)
-        library.run("dape_feed_forward", *shape, x, w1, b1.contiguous(), w2, b2.contiguous(), hidden, y)
+        library.run("dape_feed_forward", sizes, x, w1, b1.contiguous(), w2, b2.contiguous(), hidden, y)
         ctx.save_for_backward(x, hidden, w1, w2)
         return y
 
@@ -41,9 +48,9 @@ class _Whole(torch.autograd.Function):
         x, hidden, w1, w2 = ctx.saved_tensors
         dx, dw1, dw2 = (torch.empty_like(z) for z in (x, w1, w2))
         db1, db2 = x.new_zeros(len(w1)), x.new_zeros(len(w2))
-        dy = dy.contiguous()
-        library.run("dape_feed_forward_backward", *x.shape, len(w1), x, hidden, w1, w2, dy, dx, dw1, db1, dw2, db2)
-        return dx, dw1, db1, dw2, db2
+        inputs, outputs = (x, hidden, w1, w2, dy.resolve_neg().contiguous()), (dx, dw1, db1, dw2, db2)
+        library.run("dape_feed_forward_backward", (*x.shape, len(w1)), *inputs, *outputs)
+        return outputs
 
 
 class _Stepwise(torch.autograd.Function):

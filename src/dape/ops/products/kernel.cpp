@@ -175,9 +175,12 @@ void across(long rows, long left, long right, const float* a, const float* b, fl
             [=](long, long, const float* place, Vec sum) { return adds ? sum + load(place) : sum; });
 }
 
-void add_rows(long rows, long width, const float* x, float* total) {
+// total += the sum of rows, which is made first: over many blocks fewer digits are lost.
+void add_rows(long rows, long width, const float* x, float* total, float* sum) {
+  std::memset(sum, 0, 4 * width);
   for (long row = 0; row < rows; row++)
-    for (long i = 0; i < width; i++) total[i] += x[row * width + i];
+    for (long i = 0; i < width; i++) sum[i] += x[row * width + i];
+  for (long i = 0; i < width; i++) total[i] += sum[i];
 }
 
 }  // namespace
@@ -245,7 +248,7 @@ int dape_feed_forward_backward(
       return load(h + i * inner + j) <= 0 ? Vec{} : sum;
     });
     multiply(some, inner, width, d_h, up, d_x + row * width, [](long, long, Vec sum) { return sum; });
-    add_rows(some, inner, d_h, d_b1), add_rows(some, width, d_here, d_b2);
+    add_rows(some, inner, d_h, d_b1, room.at), add_rows(some, width, d_here, d_b2, room.at);
     across(some, inner, width, d_h, x_here, d_w1, row > 0, room.at);
     across(some, width, inner, d_here, h, d_w2, row > 0, room.at);
   }

@@ -23,14 +23,16 @@ _compiled = Compiled(
     },
 )
 run = _compiled
+FEW_ROWS = 512
+"""With fewer, packing the other operand takes longer than is won."""
 
 
-def usable(*tensors: Tensor, widths: tuple[int, ...]) -> bool:
-    """On one thread, as parts of a batch are computed: PyTorch's BLAS is as fast where threads share a product. None of
-    the tensors is empty; ``widths`` are those of matrices that columns are taken from."""
-    if torch.get_num_threads() > 1 or not measured(processor()) or not _compiled.usable(*tensors):
+def usable(*tensors: Tensor, rows: int, widths: tuple[int, ...]) -> bool:
+    """On one thread, as parts of a batch are computed: PyTorch's BLAS is as fast where threads share a product.
+    ``rows`` share the other operand; ``widths`` are those of matrices that columns are taken from."""
+    if not _compiled.usable(*tensors) or torch.get_num_threads() > 1 or not measured(processor()):
         return False
-    return all(x.numel() for x in tensors) and not any(width % _panel() for width in widths)
+    return rows >= FEW_ROWS and all(width > 0 and width % _panel() == 0 for width in widths)
 
 
 def measured(processor: str) -> bool:

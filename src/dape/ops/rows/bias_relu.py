@@ -8,7 +8,7 @@ from dape.ops.rows import library
 
 
 def bias_relu_(x: Float[Tensor, "n m"], bias: Float[Tensor, " m"]) -> Float[Tensor, "n m"]:
-    if not library.usable(x, bias):
+    if bias.shape != x.shape[1:] or not library.usable(x, bias):
         return x.add_(bias).relu_()
     library.run("dape_bias_relu", x, bias)
     return x

@@ -25,4 +25,4 @@ usable = _compiled.usable
 
 def run(name: str, x: Tensor, *arguments: Tensor | float | None) -> None:
     """On the rows of ``x``, which comes first; all tensors contiguous."""
-    _compiled(name, *x.shape, torch.get_num_threads(), x, *arguments)
+    _compiled(name, (*x.shape, torch.get_num_threads()), x, *arguments)
