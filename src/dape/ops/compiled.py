@@ -30,7 +30,7 @@ class Compiled:
     @functools.cached_property
     def loads(self) -> bool:
         try:
-            self.library  # noqa: B018
+            _ = self.library
         except OSError as error:
             warnings.warn(
                 f"dape's compiled {self.what} are not available, they will be slower: {error}",
