@@ -5,11 +5,13 @@
 PYTHON ?= python3
 ARGS ?=
 JOBS ?= 2
+CASES ?= 4000
+ROUNDS ?= 20
 BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format clean
+.PHONY: help setup demo test test-all fuzz crash lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,10 +27,17 @@ test: $(READY)  ## fast tests
 test-all: $(READY)  ## fast, slow and torch.compile tests
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
-lint: $(READY)  ## formatting, lint and types
+fuzz: $(READY)  ## random calls, damaged files and command lines; CASES=20000 for a long run
+	FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz -m "" -n $(JOBS) --hypothesis-show-statistics $(ARGS)
+
+crash: $(READY)  ## kill every long command at random moments and compare what it ends with; ROUNDS=100
+	$(BIN)/python -m tests.crash --rounds $(ROUNDS)
+
+lint: $(READY)  ## formatting, lint, types and imports between packages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+	$(BIN)/lint-imports
 
 format: $(READY)  ## let ruff rewrite the code
 	$(BIN)/ruff format .

@@ -24,14 +24,6 @@ def no_terminal(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
-@pytest.fixture(autouse=True)
-def not_our_own_process():
-    """Workers that run in this process leave its memory as it is. Tests may undo patches of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dape.che.memory.keep_freed_memory", lambda: None)
-        yield
-
-
 @pytest.fixture
 def here(monkeypatch) -> list[str]:
     """Runs that would each be a process take place in this one, one after the other; their names, as they begin."""

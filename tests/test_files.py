@@ -176,3 +176,30 @@ def test_an_error_releases_the_lock(tmp_path):
         raise ValueError("wrong")
     with locked(tmp_path):
         pass
+
+
+# What killed processes leave -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gone() -> int:
+    """The number of a process that has ended."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def test_what_killed_processes_left_is_swept_at_the_next_start(tmp_path, gone):
+    def litter(*names: str) -> None:
+        for name in names:
+            (tmp_path / name).write_text("half")
+
+    litter(f".curves.png.{gone}.tmp", f".curves.png.{os.getpid()}.tmp", f".other.{gone}.tmp", ".notes.tmp", "x.tmp")
+    (tmp_path / f".maps.{gone}.tmp").mkdir()
+    litter(f".maps.{gone}.tmp/half")
+    check_writable_file(tmp_path / "curves.png", "--figure")
+    assert f".curves.png.{gone}.tmp" not in names_in(tmp_path) and f".other.{gone}.tmp" in names_in(tmp_path)
+    check_writable_folder(tmp_path / "maps", "--out")
+    assert f".maps.{gone}.tmp" not in names_in(tmp_path) and f".other.{gone}.tmp" in names_in(tmp_path)
+    with locked(tmp_path):
+        assert names_in(tmp_path) == [f".curves.png.{os.getpid()}.tmp", ".lock", ".notes.tmp", "x.tmp"]

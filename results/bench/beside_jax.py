@@ -94,9 +94,7 @@ def dape_step(inputs: int, outputs: int) -> Callable[[], None]:
 
     from dape.che.config import CheConfig, Subject
     from dape.che.learn import Trainer
-    from dape.che.memory import keep_freed_memory
 
-    keep_freed_memory()
     task = "even_pairs" if outputs == 1 else "duplicate_string"
     subject = Subject(task=task, method="randomized-alibi", seed=0, lr=1e-4)
     trainer = Trainer(Path(tempfile.mkdtemp()), CheConfig(), subject, torch.device("cpu"))

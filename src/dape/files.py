@@ -1,7 +1,10 @@
 """Writing files so that a reader never sees half of one and a failure leaves the old one in place. No torch here."""
 
 import contextlib
+import glob
+import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +58,7 @@ def check_writable_file(path: Path, flag: str) -> None:
         raise UsageError(f"{flag} {path}: may not be written")
     if not target.parent.is_dir():
         raise UsageError(f"{flag} {path}: the folder {target.parent} does not exist; create it first")
+    _sweep(target.parent, target.name)
     _check_can_create_in(target.parent, f"{flag} {path}")
 
 
@@ -65,6 +69,7 @@ def check_writable_folder(path: Path, flag: str) -> None:
         nearest = nearest.parent
     if not nearest.is_dir():
         raise UsageError(f"{flag} {path}: {nearest} is a file, not a folder")
+    _sweep(path.resolve().parent, path.name)
     _check_can_create_in(nearest, f"{flag} {path}")
 
 
@@ -72,7 +77,7 @@ def _check_can_create_in(folder: Path, what: str) -> None:
     trial = _temporary(folder / "trial")
     try:
         trial.touch()
-        trial.unlink()
+        trial.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"{what}: cannot create files in {folder} ({error.strerror})") from error
 
@@ -80,6 +85,27 @@ def _check_can_create_in(folder: Path, what: str) -> None:
 def _temporary(target: Path) -> Path:
     """In the same folder, as a file can only be replaced at once within one file system."""
     return target.with_name(f".{target.name}.{os.getpid()}.tmp")
+
+
+def _sweep(folder: Path, name: str = "*") -> None:
+    """Remove what processes that were killed have left in ``folder`` of files and folders that were to be ``name``."""
+    for path in folder.glob(f".{name if name == '*' else glob.escape(name)}.*.tmp"):
+        process = re.fullmatch(r"\..+\.(\d{1,9})\.tmp", path.name)
+        if process and not _is_running(int(process[1])):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _is_running(process: int) -> bool:
+    if os.name == "nt":  # where there is no harmless signal
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def _sync(path: Path) -> None:
@@ -108,7 +134,13 @@ def locked(folder: Path) -> Iterator[None]:
             raise UsageError(
                 f"{folder} is in use by another dape process; wait for it, or use another --out"
             ) from error
+        _sweep(folder)
         yield
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cache_folder() -> Path:

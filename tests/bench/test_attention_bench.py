@@ -94,15 +94,6 @@ def test_failures_of_the_child_are_told(child_module):
         memory.peak_extra_mb(f"{child_module}:die")
 
 
-def test_available_memory_respects_the_control_group(tmp_path):
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("400\n")
-    assert memory._cgroup_available(tmp_path) == 600
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory._cgroup_available(tmp_path) is None
-    assert memory.available_bytes() > 10**6
-
-
 def needed(impl: str, pass_: records.Pass, length: int) -> float:
     """The estimate at the default shape; 0 where there is none."""
     default = {"encoding": "dape-kerple", "batch": 1, "heads": 12, "hidden": 32, "dtype": "float32"}

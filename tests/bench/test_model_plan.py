@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from dape.bench.cost import dense_parameters, encoding_parameters
 from dape.bench.model_plan import bytes_needed, plan, shape_of
+from dape.training.cost import dense_parameters, encoding_parameters
 
 SHAPE = shape_of("6.7b")
 WANTED = [(512, pass_) for pass_ in ("forward", "forward_backward", "step")]

@@ -129,7 +129,7 @@ def test_shown_examples_are_right(capsys):
         ("--steps 0", "--steps must be at least 1"),
         ("--stride 0", "--stride must be at least 1"),
         ("--width 20", "--width 20 cannot be divided into --heads 8"),
-        ("--width 40 --methods rope", "head_dim must be even, got 5"),
+        ("--width 40 --methods rope", "head_dim must be even, got 5 (--width 40 --heads 8"),
         ("--device warp", "--device warp"),
         ("--out /dev/null/x", "--out /dev/null/x"),
     ],

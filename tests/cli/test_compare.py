@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from dape.cli import main
 from dape.evaluation.records import read_rows
 from dape.files import locked
+from dape.machine import usable_cores
 from dape.sweep import pool, worker
-from dape.sweep.pool import usable_cores
 from dape.training.checkpoint import find
 from dape.training.loop import Trainer
 from dape.training.run import read_metrics
@@ -104,6 +105,26 @@ def test_what_is_finished_is_not_done_again(begun, capsys):
     )  # everything that was ever asked for
     assert begun[2:] == ["kerple-seed1"]
     assert "kerple" in Path("out/table.md").read_text()
+
+
+def test_a_folder_from_before_windows_had_a_reach_goes_on(begun):
+    """Its windows end where the greatest length has room, and its rows do not say so."""
+    compare("--reach", "16", methods="rope", seeds=1)
+    saved = yaml.safe_load(Path("out/compare.yaml").read_text())
+    assert "reach" not in saved["shared"]["evaluation"]
+    rows = Path("out/results.jsonl").read_text()
+    Path("out/results.jsonl").write_text(rows.replace('"reach": 16, ', ""))
+    compare(methods="rope kerple", seeds=1)
+    reaches = {row.run: row.reach for row in read_rows(Path("out/results.jsonl"))}
+    assert reaches == {"rope-seed0": None, "kerple-seed0": 16}
+    table = Path("out/table.md").read_text()
+    assert "left out" not in table and all(name in table for name in ("rope", "kerple"))
+
+
+def test_another_reach_is_another_comparison(begun, capsys):
+    compare(methods="rope", seeds=1)
+    compare("--reach", "20", methods="rope", seeds=1, expect=2)
+    assert "reach was 64, now 20" in capsys.readouterr().err
 
 
 def test_the_same_as_training_and_evaluating_by_hand(begun, tmp_path):

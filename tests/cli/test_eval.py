@@ -53,7 +53,7 @@ def test_table_and_rows(capsys, tmp_path):
     shown = capsys.readouterr().out
     rows = read_rows(path)
     assert [row.length for row in rows] == [8, 16]
-    assert shown.startswith("rope, step 4: last_k, packed, data ") and f"appended 2 rows to {path}" in shown
+    assert shown.startswith("rope, step 4: last_k, packed, reach 64, data ") and f"appended 2 rows to {path}" in shown
     for row in rows:
         assert [str(row.length), f"{row.value:.4f}", "12", "3"] in [line.split() for line in shown.splitlines()]
         assert (row.run, row.method, row.seed, row.train_length, row.step) == ("rope", "rope", 7, 8, 4)
@@ -83,7 +83,20 @@ def test_by_position(capsys):
 
 def test_other_protocols(tmp_path):
     for name in ("full", "nonoverlap"):
-        evaluate("rope", "--lengths", "8", "16", "--windows", "2", "--protocol", name, "--json", str(tmp_path / name))
+        evaluate(
+            "rope",
+            "--lengths",
+            "8",
+            "16",
+            "--windows",
+            "2",
+            "--protocol",
+            name,
+            "--json",
+            str(tmp_path / name),
+            "--reach",
+            "16",
+        )
     full, whole = (read_rows(tmp_path / name) for name in ("full", "nonoverlap"))
     assert [row.scored_tokens for row in full] == [16, 32] and [row.scored_tokens for row in whole] == [32, 32]
     assert all(row.k is None for row in [*full, *whole])
@@ -131,7 +144,7 @@ def test_a_model_with_a_tokenizer_of_its_own(capsys, tmp_path):
     info = Path(run) / "checkpoints/step-00000004/tokenizer-info.json"
     info.write_text(info.read_text().replace("bpe:270", "bpe:271"))
     evaluate(run, *SHORT, expect=1)
-    assert "tokenizer-info.json is not what was saved" in capsys.readouterr().err
+    assert "tokenizer-info.json: damaged, it is not what was written" in capsys.readouterr().err
 
 
 # Refused -----------------------------------------------------------------------------------------------------------
@@ -150,9 +163,10 @@ def test_a_model_with_a_tokenizer_of_its_own(capsys, tmp_path):
         ("rope --lengths 8 --last-k 8 --windows 0", 2, "--windows must be at least 1"),
         ("rope --lengths 9999 --last-k 8", 2, "too few for evaluation length 9999, which needs 10000"),
         ("rope --lengths 9999 --last-k 8 --mode same_document", 2, "longest held-out document has"),
-        ("rope --lengths 9999 --protocol nonoverlap", 2, "too few for length 9999"),
+        ("rope --lengths 9999 --protocol nonoverlap", 2, "too few for evaluation length 9999"),
         ("rope --lengths 8 --protocol nonoverlap --mode same_document", 2, "it has no --mode same_document"),
         ("rope --lengths 8 --last-k 8 --data nowhere", 2, "nowhere: no such file or folder"),
+        ("rope --lengths 8 --last-k 8 --data -", 2, "standard input can be read only once; prepare it first"),
         ("rope --lengths 8 --last-k 8 --json nowhere/rows.jsonl", 2, "does not exist; create it first"),
         ("rope --lengths 8 --last-k 8 --device meta", 2, "--device meta: cannot be used here"),
         ("rope --lengths eight", 2, "--lengths"),
@@ -179,7 +193,7 @@ def test_a_damaged_checkpoint(capsys, tmp_path):
     newest = tmp_path / "run/checkpoints/step-00000004"
     (newest / "model.safetensors").write_bytes(b"?")
     evaluate(str(tmp_path / "run"), *SHORT, expect=1)
-    assert "damaged, model.safetensors is not what was saved" in capsys.readouterr().err
+    assert "model.safetensors: damaged, it is not what was written" in capsys.readouterr().err
     path = newest / "checkpoint.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 9}))
     evaluate(str(tmp_path / "run"), *SHORT, expect=1)

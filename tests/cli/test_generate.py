@@ -125,7 +125,7 @@ def test_a_model_with_a_padded_vocabulary(tmp_path, run, capsys):
         (["--top-p", "nan"], "--top-p must lie between 0 and 1"),
         (["--device", "meta"], "--device meta: cannot be used here"),
         (["--tokens", "many"], "--tokens"),
-        (["--seed", "99999999999999999999"], "--seed must lie between 0 and"),
+        (["--seed", "99999999999999999999"], "--seed must lie between -2^63 and 2^63 - 1, got a number of 20 digits"),
         (["--seed", "-1"], "--seed must lie between 0 and"),
     ],
 )

@@ -1,8 +1,10 @@
 """What every command shares: help, version, exit codes, and failures without tracebacks."""
 
 import dataclasses
+import errno
 import importlib.metadata
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -111,6 +113,32 @@ def test_wrong_command_line(capsys, argv, hint):
     assert shown.out == "" and hint in shown.err and "Traceback" not in shown.err
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["train", "--out", ""], "--out is empty"),
+        (["train", "--out="], "--out is empty"),
+        (["compare", "--methods", "alibi", ""], "--methods is empty"),
+        (["eval", "", "--lengths", "8"], "an argument is empty"),
+    ],
+)
+def test_an_empty_value_is_refused(capsys, monkeypatch, tmp_path, argv, words):
+    """``--out "$RUN"`` without RUN would be a run in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    assert words in capsys.readouterr().err and not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "argv",
+    ["compare --steps {}", "train --batch {}", "eval run --lengths 8 {}", "bench model --rounds -{}"],
+)
+def test_numbers_that_nothing_can_hold_are_refused(capsys, argv):
+    assert main(argv.format("9" * 400).split()) == 2
+    flag = re.findall("--[a-z]+", argv)[-1]
+    assert f"{flag} must lie between -2^63 and 2^63 - 1, got a number of 400 digits" in capsys.readouterr().err
+
+
 def test_no_suggestion_for_something_else(capsys):
     assert main(["frobnicate"]) == 2
     assert "Did you mean" not in capsys.readouterr().err
@@ -133,7 +161,13 @@ def failing(monkeypatch, error: BaseException) -> None:
         (ValueError("5 heads"), 1, "5 heads"),
         (TypeError("5 heads"), 1, "5 heads"),
         (FileNotFoundError(2, "No such file", "a.json"), 1, "No such file: 'a.json'"),
+        (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates"), 2, r"'a\udcff': is not text in UTF-8"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x"), 2, "File name too long: 'x'"),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (MemoryError(), 1, "MemoryError"),
+        (ValueError(" "), 1, "ValueError"),
+        (RuntimeError("Storage size calculation overflowed with sizes=[9]"), 1, "not enough memory: Storage size"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, "not enough memory: Default"),
     ],
     ids=lambda x: type(x).__name__ if isinstance(x, BaseException) else "",
 )

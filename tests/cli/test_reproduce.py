@@ -33,6 +33,20 @@ def ablation(*argv: str, expect: int = 0) -> None:
     reproduce("bias-ablation", "--data", "words.txt", "--out", "out", *argv, expect=expect)
 
 
+def test_a_budget_is_kept_by_the_folder(here, capsys, monkeypatch):
+    monkeypatch.setattr("dape.reproduce.budget.START_SECONDS", 0.0)
+    ablation("--seeds", "3", "--budget", "1")
+    told = capsys.readouterr().out
+    assert "budget: 1 hours; nothing has to be cut" in told and len(here) == 9
+    saved = yaml.safe_load(Path("out/reproduce.yaml").read_text())
+    assert saved["budget"] == {"hours": 1.0, "seeds": 3, "steps": 4}
+    monkeypatch.setattr("dape.reproduce.budget.speeds_of", lambda *args, **kwargs: pytest.fail("timed again"))
+    ablation("--seeds", "3", "--budget", "1")
+    assert "planned before: 3 seeds of 4 steps" in capsys.readouterr().out and len(here) == 9
+    ablation("--budget", "2", expect=2)
+    assert "was planned for --budget 1, now 2" in capsys.readouterr().err
+
+
 # End to end ----------------------------------------------------------------------------------------------------------
 
 
@@ -154,6 +168,11 @@ def test_a_dry_run_creates_nothing(id, capsys):
         ("seeds --scale gpu", "--scale gpu needs --data: the paper used Arxiv"),
         ("seeds --resume", "there is nothing to continue"),
         ("seeds --reuse nothing", "--reuse nothing: holds no reproduction"),
+        ("bias-ablation --budget 0 --data words.txt", "--budget must be a number of hours above 0"),
+        ("bias-ablation --budget 1 --tokens 99 --data words.txt", "leave --tokens out"),
+        ("bias-ablation --tokens -5 --data words.txt", "--tokens must be a number from 1 on"),
+        ("bias-ablation --scale paper --tokens 5 --data words.txt", "takes its steps from the paper"),
+        ("che --size 350m", "--size is for experiments that train language models"),
         ("seeds --data missing.txt", "missing.txt"),
         ("time-cost --seeds 2", "--seeds: times are measured one after the other"),
     ],

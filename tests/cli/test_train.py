@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from dape.cli import main
 from dape.files import locked
-from dape.training import checkpoint
+from dape.training import tensors
 from dape.training.checkpoint import find
 from dape.training.loop import Trainer
 
@@ -133,6 +133,7 @@ def test_too_little_text_to_validate(capsys, tmp_path):
         ("--width 0", "--width must be at least 1"),
         ("--width -8", "--width must be at least 1"),
         ("--heads 3", "--width 16 cannot be divided into --heads 3"),
+        ("--encoding rope --heads 16", "head_dim must be even, got 1 (--width 16 --heads 16)"),
         ("--train-length 0", "--train-length must be at least 1"),
         ("--train-length 99999", "The longest possible training length is"),
         ("--steps 0", "--steps must be at least 1"),
@@ -142,10 +143,11 @@ def test_too_little_text_to_validate(capsys, tmp_path):
         ("--accumulate 3", "--batch 2 cannot be split into --accumulate 3"),
         ("--encoding kerpel", "Did you mean 'kerple'?"),
         ("--encoding dape-cope", "dape cannot be put on 'cope'"),
-        ("--encoding rope --encoding-options hidden=3", "'rope' has no option 'hidden'"),
+        ("--encoding rope --encoding-options hidden=3", "--encoding-options hidden=3"),
         ("--encoding-options hidden=0", "hidden must be a positive whole number"),
         ("--encoding-options hidden", "is not NAME=VALUE"),
         ("--data nowhere", "nowhere: no such file or folder"),
+        ("--data /dev/null", "/dev/null: no documents"),
         ("--device cuda:77", "--device cuda:77: cannot be used here"),
         ("--device meta", "--device meta: cannot be used here"),
         ("--threads 0", "--threads must be at least 1"),
@@ -154,7 +156,7 @@ def test_too_little_text_to_validate(capsys, tmp_path):
         ("--precision fp8", "fp8"),
         ("--vocabulary 300", "--vocabulary"),
         ("--preset tyny", "Did you mean 'tiny'?"),
-        ("--config nowhere.yaml", "nowhere.yaml: cannot be read"),
+        ("--config nowhere.yaml", "--config nowhere.yaml: cannot be read"),
         ("five", "five"),
     ],
 )
@@ -199,6 +201,39 @@ def test_continuing_with_other_settings(capsys, argv, words, tmp_path):
     resume("--out", "a", *argv.split(), expect=2)
     assert words in capsys.readouterr().err
     resume("--out", "a", "--log-every", "5", "--keep", "7", "--save-every", "3", "--validate-every", "1")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("clip: 1.0", "clip: 9.0", "clip was 1.0, now 9.0"),
+        ("beta2: 0.95", "beta2: 0.5", "beta2 was 0.95, now 0.5"),
+        ("encoding: dape-kerple", "encoding: kerple", "encoding was 'dape-kerple', now 'kerple'"),
+        ("steps: 4", "steps: 5", "steps was 4, now 5"),
+    ],
+)
+def test_settings_that_were_edited(capsys, tmp_path, old, new, words):
+    """A run goes on with what its checkpoint was made with, whatever config.yaml says by now."""
+    train("--out", "a")
+    path = tmp_path / "a/config.yaml"
+    before = weights("a")
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    resume("--out", "a", expect=2)
+    shown = capsys.readouterr().err
+    assert words in shown and "step-00000004 was made with other settings" in shown
+    assert same(weights("a"), before)
+    path.write_text(path.read_text().replace(new, old))
+    resume("--out", "a")
+
+
+def test_threads_that_were_edited_are_mentioned(capsys, tmp_path):
+    train("--out", "a")
+    path = tmp_path / "a/config.yaml"
+    path.write_text(path.read_text().replace("threads: 1", "threads: 2"))
+    capsys.readouterr()
+    resume("--out", "a")
+    assert "begun with 1 threads, now 2: the last bits may differ" in capsys.readouterr().out
 
 
 def test_text_that_has_changed(capsys, tmp_path):
@@ -253,11 +288,11 @@ def test_divergence(capsys, monkeypatch, tmp_path):
 
 
 def test_a_full_disk(capsys, monkeypatch, tmp_path):
-    def full(tensors, path):
-        raise checkpoint.SafetensorError("I/O error: No space left on device (os error 28)")
+    def full(given, path, metadata):
+        raise tensors.SafetensorError("I/O error: No space left on device (os error 28)")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", full)
+        patch.setattr(tensors, "save_file", full)
         train("--out", "a", expect=1)
     shown = capsys.readouterr().err
     assert "No space left on device" in shown and "Traceback" not in shown
@@ -271,6 +306,9 @@ def test_a_damaged_checkpoint(capsys, tmp_path):
     (newest / "optimizer.safetensors").write_bytes(b"?")
     resume("--out", "a", expect=1)
     shown = capsys.readouterr().err
-    assert "step-00000004: damaged, optimizer.safetensors" in shown and "Remove this folder" in shown
+    assert (
+        "step-00000004/optimizer.safetensors: damaged, it is not what was written" in shown
+        and "Remove this folder" in shown
+    )
     shutil.rmtree(newest)
     resume("--out", "a")

@@ -18,6 +18,7 @@ from dape.data.prepare import Options, prepare
 from dape.data.shards import ShardWriter
 from dape.data.split import Split
 from dape.data.store import Corpus
+from dape.data.text import Text
 from dape.errors import UsageError
 
 # The hash ------------------------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ def test_documents_are_pulled_as_they_are_needed(monkeypatch):
     def source():
         for size in (10, 10, 10, 10, 200, 10):
             pulled.append(size)
-            yield Document("a" * size, b"a" * size, 0, "train", Position(0, len(pulled)))
+            yield Document(Text.of("a" * size), 0, "train", Position(0, len(pulled)))
 
     found = job.batches(source(), Split("given", 0), Position(1, 0), limit=100)
     assert pulled == []
@@ -284,16 +285,16 @@ def test_the_older_folder_is_removed_even_after_a_crash(prepared, texts, tmp_pat
 
 def stop_after(monkeypatch, documents, error):
     """Let writing fail after so many documents."""
-    real, calls = ShardWriter.append, []
+    real, calls = ShardWriter.end, []
 
-    def append(self, *arguments):
+    def end(self, *arguments):
         calls.append(self)
         if len(calls) > documents:
             raise error
         real(self, *arguments)
 
     monkeypatch.setattr(job, "BATCH_DOCUMENTS", 3)  # notes are taken in between
-    monkeypatch.setattr(ShardWriter, "append", append)
+    monkeypatch.setattr(ShardWriter, "end", end)
 
 
 def test_an_unfinished_folder_of_another_kind_is_refused(prepared, texts, tmp_path, contents, monkeypatch):
@@ -398,7 +399,8 @@ def test_a_writer_goes_on_from_any_state(tmp_path, contents):
 
     def append(to, numbers):
         for number in numbers:
-            to.append(documents[number], 256, bytes([number]) * 32, number)
+            to.add(documents[number])
+            to.end(256, bytes([number]) * 32, number)
 
     steady = writer(whole)
     append(steady, range(7))

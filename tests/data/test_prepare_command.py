@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import os
 import signal
 import subprocess
@@ -14,9 +15,11 @@ import pytest
 from dape.cli import app
 from dape.cli.commands import Command
 from dape.cli.prepare import Prepare, _Progress, prepare, summary
+from dape.data import verify
 from dape.data.documents import Tally
 from dape.data.shards import ShardWriter
 from dape.data.store import Corpus
+from dape.reading import sealed
 
 
 @pytest.fixture
@@ -48,6 +51,32 @@ def test_summary_says_what_was_made_and_what_comes_next(dape, texts, tmp_path):
     assert err.splitlines() == ["looking at the documents", "encoding"]
     code, out, err = dape("a", "--out", "my data", "--validation-share", "0.1")
     assert code == 0 and out.startswith("my data is there already, with the same settings\n") and not err
+
+
+def test_check_reads_everything(dape, texts, tmp_path, monkeypatch):
+    """Also what opening does not look at in large files: here all but the first and the last block of each."""
+    dape("a", "--out", "out")
+    assert dape("--check", "out")[0] == 0
+    code, out, _ = dape("--check", "out")
+    corpus = Corpus.open(tmp_path / "out")
+    tokens = len(corpus.train) + len(corpus.validation)
+    assert code == 0 and out == f"out is whole: {tokens:,} tokens, hash {corpus.hash[:16]}, every checksum agrees\n"
+    monkeypatch.setattr(verify, "WHOLE", 0)
+    monkeypatch.setattr(verify, "SAMPLES", 2)
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    manifest["train"]["shards"][0].pop("blocks")  # an older folder
+    (tmp_path / "out/manifest.json").write_text(json.dumps(sealed(manifest)))
+    shard = tmp_path / "out/train-00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    Corpus.open(tmp_path / "out")
+    code, out, err = dape("--check", "out")
+    assert code == 1 and not out
+    assert err.startswith("dape: out/train-00000.bin: damaged, it is not what was written (checksums differ). Prepare")
+    for argv, words in ((["a", "--check", "out"], "leave SOURCE and --out away"), (["a"], "--out is missing")):
+        code, _, err = dape(*argv)
+        assert code == 2 and words in err
 
 
 def test_summary_tells_what_is_unusual(dape, tmp_path):
@@ -128,7 +157,7 @@ def test_a_full_disk_ends_with_1(dape, texts, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(ShardWriter, "append", full)
+    monkeypatch.setattr(ShardWriter, "end", full)
     code, _, err = dape("a", "--out", "out")
     assert code == 1 and "is full. Free some space; the same command goes on" in err
 

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from dape.data.documents import BEGINNING, Document
 from dape.data.split import Split, choose_split, training_sample
+from dape.data.text import Text
 from dape.errors import UsageError
 
 
 def documents(texts, part=""):
     start = 0
     for text in texts:
-        yield Document(text, text.encode(), start, part, BEGINNING)
+        yield Document(Text.of(text), start, part, BEGINNING)
         start += len(text.encode())
 
 
@@ -23,8 +24,7 @@ def parts(texts, split):
     found = {"train": [], "validation": []}
     for document in documents(texts):
         for part, piece in split.pieces(document):
-            assert piece.text.encode() == piece.content
-            found[part].append(piece.text)
+            found[part].append(str(piece.text))
     return found
 
 
@@ -166,6 +166,10 @@ def test_no_documents_at_all(prepared, tmp_path):
     assert not list(tmp_path.glob(".*")) and not (tmp_path / "out").exists()
 
 
+def sample_of(*arguments, **more):
+    return [str(text) for text in training_sample(*arguments, **more)]
+
+
 # The sample ----------------------------------------------------------------------------------------------------------
 
 
@@ -173,12 +177,12 @@ def test_the_sample_is_of_training_documents_only():
     texts = [f"{i:03}" * 20 for i in range(300)]
     split = Split("content", 0.3)
     train = parts(texts, split)["train"]
-    assert sorted(training_sample(documents(texts), split)) == sorted(train)
-    sample = training_sample(documents(texts), split, budget=1000)
+    assert sorted(sample_of(documents(texts), split)) == sorted(train)
+    sample = sample_of(documents(texts), split, budget=1000)
     assert set(sample) < set(train) and 900 < sum(map(len, sample)) <= 1000
     # Drawn by content: from everywhere, and independent of the order.
     assert min(sample) < "100" and max(sample) > "200"
-    assert training_sample(documents(texts[::-1]), split, budget=1000) == sample
+    assert sample_of(documents(texts[::-1]), split, budget=1000) == sample
 
 
 def test_of_the_tail_nothing_is_learned(prepared, tmp_path):
@@ -190,13 +194,13 @@ def test_of_the_tail_nothing_is_learned(prepared, tmp_path):
 
 
 def test_a_document_larger_than_the_budget_is_cut():
-    sample = training_sample(documents(["a" * 5000, "b" * 5000]), Split("tail", 0.1, cut=9000), budget=1000)
+    sample = sample_of(documents(["a" * 5000, "b" * 5000]), Split("tail", 0.1, cut=9000), budget=1000)
     assert [len(text) for text in sample] == [1000]
 
 
 def test_only_the_first_gigabytes_are_scanned(monkeypatch):
     monkeypatch.setattr("dape.data.split.SCANNED_BYTES", 100)
-    sample = training_sample(documents(f"{i:010}" for i in range(10**9)), Split("content", 0.05))
+    sample = sample_of(documents(f"{i:010}" for i in range(10**9)), Split("content", 0.05))
     assert 5 <= len(sample) <= 11
 
 

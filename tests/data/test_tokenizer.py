@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dape.data import tokenizer as module
 from dape.data.tokenizer import ByteTokenizer, load_tokenizer, open_tokenizer, parse_spec, train_bpe
 from dape.errors import UsageError
 
@@ -110,28 +109,6 @@ def test_learning_again_gives_the_same(bpe):
     code = f"from dape.data.tokenizer import train_bpe; print(train_bpe(300, {SAMPLE!r}).fingerprint)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == bpe.fingerprint
     assert train_bpe(300, ["another text"]).fingerprint != bpe.fingerprint
-
-
-@settings(deadline=None, derandomize=True, max_examples=150)
-@given(
-    st.lists(
-        st.sampled_from(["\n", "\n\n", " ", "  ", "\t", "\r\n", "a", "the", "'s", "1", ".", "\N{NO-BREAK SPACE}", "é"])
-    )
-)
-def test_pieces_of_long_texts_change_no_id(bpe, words):
-    text = "".join(words)
-    whole = bpe._library.encode(text, add_special_tokens=False).ids
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_PIECE", 2)
-        pieces = list(module._pieces(text))
-        assert "".join(pieces) == text
-        assert bpe.encode(text).tolist() == whole
-
-
-def test_long_texts_are_cut(monkeypatch):
-    monkeypatch.setattr(module, "_PIECE", 4)
-    assert list(module._pieces("abc\ndef\nghi\n\njkl\nm")) == ["abc\ndef", "\nghi\n\njkl", "\nm"]
-    assert list(module._pieces("no newline in here")) == ["no newline in here"]
 
 
 # tokenizer.json of others --------------------------------------------------------------------------------------------

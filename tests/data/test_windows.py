@@ -149,7 +149,7 @@ def test_ends_keep_their_promises(stream_of, lengths, longest, k, windows, same_
     k = min(k, longest)
     stream = stream_of([[0] * n for n in lengths])
     blocks = [n + 1 for n in lengths] if same_document else [len(stream)]
-    arguments = {"longest": longest, "k": k, "windows": windows, "same_document": same_document, "seed": seed}
+    arguments = {"reach": longest, "k": k, "windows": windows, "same_document": same_document, "seed": seed}
     if max(blocks) <= longest:
         with pytest.raises(UsageError, match=rf"has {max(blocks)} tokens.* that works is {max(blocks) - 1}\."):
             evaluation_ends(stream, **arguments)
@@ -167,7 +167,7 @@ def test_ends_keep_their_promises(stream_of, lengths, longest, k, windows, same_
 @pytest.mark.parametrize("same_document", [False, True])
 def test_ends_are_spread_over_the_stream_and_jittered(stream_of, same_document):
     stream = stream_of([[0] * 999] * 100)
-    arguments = {"longest": 100, "k": 10, "windows": 200, "same_document": same_document}
+    arguments = {"reach": 100, "k": 10, "windows": 200, "same_document": same_document}
     ends = evaluation_ends(stream, **arguments, seed=0)
     assert len(ends) == 200
     per_tenth = np.histogram(ends, 10, (0, len(stream)))[0]
@@ -178,14 +178,14 @@ def test_ends_are_spread_over_the_stream_and_jittered(stream_of, same_document):
 
 def test_all_of_a_tight_text_is_used(stream_of):
     stream = stream_of([range(20)])  # 21 tokens: windows of 6 + 1 with 5 scored tokens end at 7, 12, 17 or 1-4 later
-    ends = evaluation_ends(stream, longest=6, k=5, windows=99, same_document=True)
+    ends = evaluation_ends(stream, reach=6, k=5, windows=99, same_document=True)
     assert len(ends) == 3 and ends[0] >= 7 and ends[-1] <= 21
-    assert list(evaluation_ends(stream, longest=20, k=20, windows=99, same_document=False)) == [21]
+    assert list(evaluation_ends(stream, reach=20, k=20, windows=99, same_document=False)) == [21]
 
 
 def test_targets_are_the_same_at_every_length(stream_of):
     stream = stream_of([range(i, i + 100) for i in range(0, 150, 10)], shard_tokens=37)
-    ends = evaluation_ends(stream, longest=64, k=8, windows=20, same_document=False)
+    ends = evaluation_ends(stream, reach=64, k=8, windows=20, same_document=False)
     everything = list(stream.read(0, len(stream)))
     for length in (8, 9, 33, 64):
         windows = evaluation_windows(stream, ends, length)
@@ -197,7 +197,7 @@ def test_targets_are_the_same_at_every_length(stream_of):
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"k": 11}, {"windows": 0}])
 def test_impossible_evaluations_are_refused(stream_of, wrong):
     with pytest.raises(UsageError):
-        evaluation_ends(stream_of([range(99)]), **{"longest": 10, "k": 5, "windows": 3, "same_document": True, **wrong})
+        evaluation_ends(stream_of([range(99)]), **{"reach": 10, "k": 5, "windows": 3, "same_document": True, **wrong})
 
 
 def test_windows_that_would_begin_before_the_text_are_refused(stream_of):

@@ -14,7 +14,7 @@ from dape.data.windows import evaluation_ends
 from dape.errors import UsageError
 from dape.evaluation import perplexity
 from dape.evaluation.config import EvalConfig
-from dape.evaluation.perplexity import Measured, Subject, as_rows, batch_size, measure, window_nll
+from dape.evaluation.perplexity import Measured, Subject, as_rows, batch_size, in_context_row, measure, window_nll
 from dape.evaluation.records import Row
 from dape.models.config import DecoderConfig
 from dape.models.decoder import DecoderLM
@@ -74,9 +74,9 @@ def measured_at(model: DecoderLM, stream: TokenStream, **settings) -> dict[int, 
 @pytest.mark.parametrize("encoding", ["rope", "dape-kerple", "fire", "t5", "sinusoidal", "cope"])
 def test_last_k(stream, encoding):
     model = model_with(encoding)
-    found = measured_at(model, stream, lengths=(24, 8, 13), last_k=5, windows=4)
+    found = measured_at(model, stream, lengths=(24, 8, 13), last_k=5, windows=4, reach=24)
     assert list(found) == [8, 13, 24]  # shortest first
-    ends = evaluation_ends(stream, longest=24, k=5, windows=4, same_document=False)
+    ends = evaluation_ends(stream, reach=24, k=5, windows=4, same_document=False)
     assert len(ends) == 4
     for length, measured in found.items():
         expected = [literal_nats(model, stream.read(int(e) - length - 1, int(e)), 5) for e in ends]
@@ -94,8 +94,8 @@ def test_the_context_matters_in_this_test(stream):
 @pytest.mark.parametrize("k", [1, 8])
 def test_one_token_and_all_tokens(stream, k):
     model = model_with("rope")
-    found = measured_at(model, stream, lengths=(8,), last_k=k, windows=3)[8]
-    ends = evaluation_ends(stream, longest=8, k=k, windows=3, same_document=False)
+    found = measured_at(model, stream, lengths=(8,), last_k=k, windows=3, reach=8)[8]
+    ends = evaluation_ends(stream, reach=8, k=k, windows=3, same_document=False)
     expected = [literal_nats(model, stream.read(int(e) - 9, int(e)), k) for e in ends]
     np.testing.assert_allclose(found.nll, expected, rtol=1e-4, atol=1e-5)
 
@@ -103,8 +103,8 @@ def test_one_token_and_all_tokens(stream, k):
 @pytest.mark.parametrize("mode", ["packed", "same_document"])
 def test_full_and_per_position(stream, mode):
     model = model_with()
-    ends = evaluation_ends(stream, longest=21, k=7, windows=4, same_document=mode == "same_document")
-    settings = EvalConfig(lengths=(7, 21), protocol="full", windows=4, mode=mode)
+    ends = evaluation_ends(stream, reach=21, k=7, windows=4, same_document=mode == "same_document")
+    settings = EvalConfig(lengths=(7, 21), protocol="full", windows=4, mode=mode, last_k=7, reach=21)
     for measured in measure(model, stream, settings):
         length = measured.length
         expected = np.array([literal_nats(model, stream.read(int(e) - length - 1, int(e)), length) for e in ends])
@@ -138,12 +138,26 @@ def test_buckets_of_positions(length, buckets):
 def test_nonoverlap_scores_every_token_once(stream, windows, covered):
     """133 tokens: the last 12 are too few for another window of 20, and are left out at every length."""
     model, short = model_with("alibi"), TokenStream([stream.read(0, 133)], np.array([133]))
-    found = measured_at(model, short, lengths=(10, 20), protocol="nonoverlap", windows=windows)
+    found = measured_at(model, short, lengths=(10, 20), protocol="nonoverlap", windows=windows, reach=20)
     for length, measured in found.items():
         starts = range(0, covered, length)
         expected = [literal_nats(model, short.read(s, s + length + 1), length) for s in starts]
         assert measured.nll.size == covered
         np.testing.assert_allclose(measured.nll, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_in_context_gain(stream):
+    """Nats at positions 8 to 12 minus nats at positions 98 to 102, of windows at the training length."""
+    model, subject = model_with("rope"), replace(SUBJECT, train_length=110)
+    row = in_context_row(model, stream, subject, windows=3)
+    ends = evaluation_ends(stream, reach=110, k=110, windows=3, same_document=False)
+    nats = np.array([literal_nats(model, stream.read(int(e) - 111, int(e)), 110) for e in ends])
+    early, late = nats[:, 8:13].mean(), nats[:, 98:103].mean()
+    assert row.metric == "in_context_gain" and row.value == pytest.approx(early - late, abs=1e-4)
+    assert (row.extra["nll_at_10"], row.extra["nll_at_100"]) == pytest.approx((early, late), abs=1e-4)
+    assert row.scored_tokens == 30 and row.extra["torch"] == "2"
+    with pytest.raises(UsageError, match="training length above 102, got 64"):
+        in_context_row(model, stream, replace(SUBJECT, train_length=64), windows=3)
 
 
 # The same tokens -----------------------------------------------------------------------------------------------------
@@ -164,8 +178,8 @@ def windows_seen(monkeypatch, stream, **settings) -> dict[int, np.ndarray]:
 
 @pytest.mark.parametrize("mode", ["packed", "same_document"])
 def test_every_length_scores_the_same_tokens(monkeypatch, stream, mode):
-    seen = windows_seen(monkeypatch, stream, lengths=(6, 12, 30), last_k=6, windows=9, mode=mode)
-    ends = evaluation_ends(stream, longest=30, k=6, windows=9, same_document=mode == "same_document")
+    seen = windows_seen(monkeypatch, stream, lengths=(6, 12, 30), last_k=6, windows=9, mode=mode, reach=30)
+    ends = evaluation_ends(stream, reach=30, k=6, windows=9, same_document=mode == "same_document")
     targets = np.stack([stream.read(int(e) - 6, int(e)) for e in ends])
     for length, windows in seen.items():
         assert windows.shape == (9, length + 1)
@@ -173,6 +187,21 @@ def test_every_length_scores_the_same_tokens(monkeypatch, stream, mode):
         assert (windows[:, -7:] == seen[30][:, -7:]).all()
     scored = {position for e in ends for position in range(int(e) - 6, int(e))}
     assert len(scored) == 9 * 6  # none twice
+
+
+@pytest.mark.parametrize("protocol", ["last_k", "full", "nonoverlap", "per_position"])
+@pytest.mark.parametrize("mode", ["packed", "same_document"])
+def test_a_perplexity_does_not_depend_on_the_other_lengths(stream, protocol, mode):
+    if protocol == "nonoverlap" and mode == "same_document":
+        return
+    model, settings = model_with(), {"last_k": 4, "windows": 5, "protocol": protocol, "mode": mode}
+    alone = measured_at(model, stream, lengths=(8,), **settings)[8]
+    among = measured_at(model, stream, lengths=(4, 8, 30), **settings)[8]
+    np.testing.assert_array_equal(alone.nll, among.nll)
+    assert alone.reach == among.reach == (32 if mode == "same_document" else 512)
+    if protocol != "nonoverlap":  # which reads from the beginning
+        other = measured_at(model, stream, lengths=(8,), **settings, reach=30)[8]
+        assert abs(other.mean - alone.mean) > 1e-3  # other tokens: this test could fail
 
 
 def test_same_document_means_within_one_document(monkeypatch, stream):
@@ -267,7 +296,10 @@ def test_progress_is_told(stream):
         ({"protocol": "nonoverlap", "mode": "same_document"}, "nonoverlap cuts the whole text"),
         ({"lengths": (5000,)}, r"held-out text has \d+ tokens, too few for evaluation length 5000, which needs 5001"),
         ({"lengths": (61,), "mode": "same_document"}, r"longest held-out document has \d+ tokens.*\(packed\) can be"),
-        ({"lengths": (5000,), "protocol": "nonoverlap"}, r"held-out text has \d+ tokens, too few for length 5000"),
+        ({"lengths": (5000,), "protocol": "nonoverlap"}, r"held-out text has \d+ tokens, too few for .*length 5000"),
+        ({"lengths": (1000,)}, r"reach back 512 tokens by default.*Use --reach 1000"),
+        ({"lengths": (50,), "mode": "same_document"}, r"reach back 32 tokens by default.*Use --reach 50"),
+        ({"lengths": (8, 16), "reach": 12}, "length 16 is beyond --reach 12.*Use --reach 16 or more"),
     ],
     ids=str,
 )
@@ -280,7 +312,7 @@ def test_impossible_settings(stream, settings, words):
 
 def test_the_longest_length_named_works(stream):
     longest = len(stream) - 1
-    (found,) = measure(model_with("nope"), stream, EvalConfig(lengths=(longest,), last_k=4, windows=2))
+    (found,) = measure(model_with("nope"), stream, EvalConfig(lengths=(longest,), last_k=4, windows=2, reach=longest))
     assert found.nll.shape == (1, 4)
 
 
@@ -295,7 +327,7 @@ def test_rows_are_complete(stream):
         expected = {
             "run": "rope-seed3", "method": "rope", "seed": 3, "train_length": 8, "length": found.length, "step": 70,
             "metric": "perplexity", "scored_tokens": 20, "protocol": "last_k", "data_hash": "abc", "k": 4, "windows": 5,
-            "mode": "same_document", "tokenizer": "bytes", "extra": {"torch": "2"}, "note": "",
+            "mode": "same_document", "tokenizer": "bytes", "extra": {"torch": "2"}, "note": "", "reach": 32,
         }  # fmt: skip
         got = row.as_dict()
         assert {name: got[name] for name in expected} == expected
@@ -306,7 +338,7 @@ def test_rows_are_complete(stream):
 
 @pytest.mark.parametrize(("nll", "value"), [(800.0, math.inf), (math.inf, math.inf), (math.nan, math.nan), (0.0, 1.0)])
 def test_models_that_have_diverged(nll, value):
-    measured = Measured(8, np.full((2, 4), nll, np.float32), 4)
+    measured = Measured(8, np.full((2, 4), nll, np.float32), 4, 8)
     (row,) = as_rows(measured, SUBJECT, EvalConfig(lengths=(8,), last_k=4, windows=2))
     assert row.value == pytest.approx(value, nan_ok=True)
     back = Row.from_json(row.as_json())
@@ -316,7 +348,7 @@ def test_models_that_have_diverged(nll, value):
 def test_many_windows_are_averaged_in_float64():
     nll = np.full((1000, 1000), 0.1, np.float32)
     nll[0, 0] = 20000.0
-    assert Measured(8, nll, 0).mean == pytest.approx(0.1 + (20000 - 0.1) / 1e6, rel=1e-7)
+    assert Measured(8, nll, 0, 8).mean == pytest.approx(0.1 + (20000 - 0.1) / 1e6, rel=1e-7)
 
 
 # Long windows --------------------------------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 """Result rows as JSON Lines: nothing is lost on the way, and a crash costs at most the line it cut off."""
 
+import errno
 import json
 import math
+import os
 from dataclasses import replace
 
 import pytest
 
-from dape.evaluation.records import Row, append_rows, read_rows
+from dape.evaluation.records import Row, append_rows, read_rows, rows_text
 
 PLAIN = Row(
     run="alibi-seed0",
@@ -72,6 +74,68 @@ def test_rows_are_appended_to_what_is_there(tmp_path):
     append_rows(path, [FULL, PLAIN])
     append_rows(path, [])
     assert read_rows(path) == [PLAIN, FULL, PLAIN]
+    # As versions read it that do not know of the number:
+    given = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line.pop("rows", None) for line in given] == [1, 2, None]
+    assert [Row.from_json(json.dumps(line)) for line in given] == [PLAIN, FULL, PLAIN]
+
+
+def cuts(text: str) -> list[int]:
+    """Within lines and between them, with and without the line break."""
+    return sorted({*range(0, len(text), 97), *(i + d for i, c in enumerate(text) if c == "\n" for d in (-1, 0, 1))})
+
+
+def test_fewer_rows_than_were_written_are_noticed(tmp_path):
+    path, rows = tmp_path / "rows.jsonl", [PLAIN, FULL, PLAIN, FULL]
+    whole = rows_text(rows)
+    for cut in cuts(whole):
+        path.write_text(whole[:cut])
+        if cut >= len(whole) - 1:  # without the last line break nothing is lost
+            assert read_rows(path) == rows
+            continue
+        with pytest.raises(
+            ValueError, match=r"rows\.jsonl(, which holds no rows|, line 1: says 4 rows and has \d: cut off)"
+        ):
+            read_rows(path)
+
+
+def test_rows_that_a_crash_has_cut_off_are_put_in_their_place_again(tmp_path):
+    path = tmp_path / "results.jsonl"
+    append_rows(path, [PLAIN] * 200)  # more than is read from the back at once
+    before = path.read_bytes()
+    append_rows(path, [FULL, PLAIN, FULL])
+    whole = path.read_bytes()
+    for cut in cuts(whole.decode()[len(before) :]):
+        path.write_bytes(whole[: len(before) + cut])
+        complete = len(before) + cut >= len(whole) - 1
+        assert len(read_rows(path, unfinished=True)) == (203 if complete else 200)
+        append_rows(path, [FULL, FULL])
+        assert read_rows(path) == [PLAIN] * 200 + [FULL, PLAIN, FULL] * complete + [FULL, FULL]
+
+
+def test_rows_missing_in_the_middle_are_noticed(tmp_path):
+    path = tmp_path / "results.jsonl"
+    append_rows(path, [PLAIN, FULL])
+    append_rows(path, [FULL])
+    first, _, third = path.read_text().splitlines()
+    path.write_text(f"{first}\n{third}\n")
+    for unfinished in (False, True):
+        with pytest.raises(ValueError, match=r"results\.jsonl, line 1: says 2 rows and has 1: cut off"):
+            read_rows(path, unfinished=unfinished)
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "results.jsonl"
+    append_rows(path, [PLAIN])
+    before = path.read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        append_rows(path, [FULL, FULL])
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("kept", [1, 40, -2], ids=["one byte", "some", "all but the brace"])
@@ -107,7 +171,9 @@ def test_a_cut_off_line_longer_than_the_piece_read_from_the_back(tmp_path):
 def test_a_file_that_is_only_a_cut_off_line(tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_text('{"run": "al')
-    assert read_rows(path) == []
+    assert read_rows(path, unfinished=True) == []
+    with pytest.raises(ValueError, match=r"results\.jsonl, which holds no rows"):
+        read_rows(path)
     append_rows(path, [PLAIN])
     assert read_rows(path) == [PLAIN]
 
@@ -118,6 +184,15 @@ def test_a_file_that_is_only_a_cut_off_line(tmp_path):
         ("nonsense", "not a result row"),
         ("[1, 2]", "not a JSON object"),
         ('{"run": "a"}', "no method, seed, train_length"),
+        (PLAIN.as_json().replace('"seed": ', '"seed": "x", "was": '), "seed: found 'x', expected a whole number"),
+        (
+            PLAIN.as_json().replace('"seed": ', f'"seed": 1{"0" * 400}, "was": '),
+            "seed: found 1000.*0000, expected a whole",
+        ),
+        (PLAIN.as_json()[:-1] + ', "extra": 3}', "extra: found 3, expected names and values"),
+        (PLAIN.as_json()[:-1] + ', "window_nll": [1, "x"]}', r"window_nll\[1\]: found 'x', expected a number"),
+        (PLAIN.as_json()[:-1] + ', "seed": 1}', "'seed' occurs twice"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_any_other_bad_line_is_refused_with_its_number(tmp_path, line, why):

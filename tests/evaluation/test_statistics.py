@@ -77,10 +77,23 @@ def test_arranged_by_method_length_and_seed():
     results = arrange(rows)
     assert (results.methods, results.lengths, results.seeds) == (("rope", "alibi"), (128, 256), (0, 1))
     assert results.train_length == 128
-    assert results.at("alibi", 128) == {1: rows[2]}
+    assert results.at("alibi", 128) == {1: replace(rows[2], reach=256)}  # old rows: the greatest length
     assert results.at("alibi", 256) == {}
     assert results.spread("alibi", 256) is None
     assert results.left_out == ()
+
+
+def test_rows_of_other_windows_are_left_out_and_said():
+    rows = [row("rope", seed, length, reach=1024) for seed in (0, 1) for length in (128, 256)]
+    results = arrange([*rows, row("rope", 2, 128, reach=2048)])
+    assert list(results.at("rope", 128)) == [0, 1]
+    assert results.left_out == ("rope-seed2 at 128: left out, reach 2048 instead of 1024",)
+
+
+def test_old_rows_go_with_windows_that_end_where_theirs_did():
+    old = [row("rope", 0, length) for length in (128, 256)]
+    assert not arrange([*old, row("alibi", 0, 128, reach=256)]).left_out
+    assert arrange([*old, row("alibi", 0, 128, reach=512)]).left_out
 
 
 def test_what_is_expected_orders_and_limits():

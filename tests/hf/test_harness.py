@@ -198,7 +198,7 @@ def test_last_k_equals_ours(folder, adapter):
     config = EvalConfig(lengths=(8, 16, 40), last_k=8, windows=20)
     model = who.model.model if folder in ("ours", "bpe") else Scorer(who.model)
     for expected in our_measure(model, corpus.validation, config):
-        selected = last_k_task(corpus, expected.length, k=8, windows=20, longest=40)
+        selected = last_k_task(corpus, expected.length, k=8, windows=20)
         (row,), _ = measure(who, selected, length=expected.length, batch=2, limit=None)
         assert row.value == pytest.approx(expected.perplexity, rel=1e-5)
         assert row.window_nll == pytest.approx(expected.nll.mean(1), abs=1e-4)
@@ -211,7 +211,7 @@ def test_last_k_equals_ours(folder, adapter):
 def test_text_would_be_tokenized_otherwise(folder):
     """That the test above can fail: given as text, lm-eval would score other tokens of some window."""
     who, corpus = subject(folder), model_corpus(TEXT, Path(folder), "--text")
-    (task,) = last_k_task(corpus, 40, k=8, windows=20, longest=40).tasks.values()
+    (task,) = last_k_task(corpus, 40, k=8, windows=20).tasks.values()
     reader = Reader(who.model, who.tokenizer, length=40, batch=1)
     halves = [(doc["tokens"][:-8], doc["tokens"][-8:]) for doc in task.eval_docs]
     as_text = [reader._encode_pair(*map(corpus.tokenizer.decode, pair)) for pair in halves]

@@ -220,7 +220,7 @@ def test_seeds(prompt):
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-40, 1e-3])
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-320, 1e-40, 1e-38, 1e-3])
 def test_low_temperatures_take_the_most_likely(temperature):
     logits = torch.tensor([[1.0, 3.0, 2.0], [50.0, -50.0, 49.0]])
     assert choose(logits, Sampling(temperature=temperature)).tolist() == [1, 0]

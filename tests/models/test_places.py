@@ -136,3 +136,15 @@ def test_recomputing_blocks_gives_the_same_gradients():
     for one, other, third in zip(*grads, strict=True):
         torch.testing.assert_close(one, other)
         torch.testing.assert_close(one, third)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32])
+def test_positions_of_any_width(dtype):
+    """255 + 1 is 0 in 8 bits: a new document that begins there must be seen."""
+    top = torch.iinfo(dtype).max if dtype.itemsize == 1 else 255
+    positions = torch.tensor([[top - 1, top, 0, 1, 0]]).to(dtype)
+    packed = Places.packed(positions)
+    assert packed.documents is not None and packed.documents.tolist() == [[0, 0, 1, 1, 2]]
+    assert packed.positions.dtype == torch.int64
+    model, tokens = tiny("dape-fire"), torch.arange(5)[None]
+    assert torch.equal(model(tokens, places=packed), model(tokens, places=Places.packed(positions.long())))

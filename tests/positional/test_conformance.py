@@ -327,6 +327,19 @@ def test_running_leaves_no_trace(name, causal):
 
 
 @every_name
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_hooks_take_integers_of_any_width(name, dtype):
+    """Of positions and lags; the largest distance of 8 bits has no negative there."""
+    pe, positions = make(name), torch.arange(5, 12)
+    assert torch.equal(pe.embed(tokens(1, 7), positions.to(dtype)), pe.embed(tokens(1, 7), positions))
+    if isinstance(pe, RelativeBias):
+        lag = torch.arange(torch.iinfo(torch.int8).min, 127) if dtype.is_signed else positions
+        assert torch.equal(pe.bias_at(lag.to(dtype), causal=False), pe.bias_at(lag, causal=False))
+    if entry_of(name).hook == "bias":
+        assert torch.equal(pe.bias(positions.to(dtype), (positions + 90).to(dtype)), pe.bias(positions, positions + 90))
+
+
+@every_name
 def test_state_dict_round_trips(name, tmp_path):
     pe, other, x = make(name), make(name, seed=9), tokens(2, 13)
     out = layer(pe, x)

@@ -94,7 +94,7 @@ def test_items_of_a_batch():
         (Grid.of_length(4, 4, causal=True), 7),
         (Grid.of_length(2, 6, causal=True), 7),
         (Grid.of_length(6, 6, causal=False).rows(slice(2, 5)), 8),
-        (Grid(q_index=torch.tensor([9, 2]), k_index=torch.tensor([0, 3, 4]), causal=False), 12),
+        (Grid(q_index=torch.tensor([9, 2]), k_index=torch.tensor([0, 3, 4]), causal=False), 6),
         (Grid(q_index=torch.tensor([[4, 5], [1, 2]]), k_index=torch.tensor([[3, 4], [0, 2]]), causal=True), 4),
     ],
     ids=["square", "cache", "row block", "scattered", "batch"],
@@ -153,3 +153,23 @@ def test_padding_does_not_count_among_negative_positions():
     n = torch.arange(3) - 9
     grid = Grid(q_index=n, k_index=n, causal=False, key_padding_mask=torch.tensor([[False, False, True]]))
     assert grid.extreme_lags()[1].tolist() == [[-1, 0, 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.uint16, torch.int32, torch.uint64])
+def test_indices_of_any_width_are_held_in_64_bits(dtype):
+    q, k = torch.arange(100, 103), torch.arange(2)
+    narrow = Grid(
+        q_index=q.to(dtype), k_index=k.to(dtype), causal=False, q_document=q.to(dtype), k_document=k.to(dtype)
+    )
+    assert narrow.lag().tolist() == [[100, 99], [101, 100], [102, 101]]
+    assert (Grid.at(k.to(dtype), q.to(dtype), causal=False).lag() < 0).all()
+    assert narrow.q_document.dtype == narrow.k_document.dtype == torch.int64
+    with pytest.raises(TypeError, match=r"q_index must hold integers, got torch\.float32"):
+        Grid(q_index=torch.zeros(3), k_index=k, causal=True)
+
+
+def test_a_gap_costs_no_more_entries_than_there_are_cells():
+    grid = Grid.at(torch.tensor([0, 10**12]), torch.tensor([0, 1, 10**12]), causal=False)
+    lags, index = grid.lag_table()
+    assert len(lags) <= 6
+    assert torch.equal(lags[index], grid.lag())

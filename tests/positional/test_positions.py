@@ -81,3 +81,24 @@ def test_nothing_to_draw():
     draw = draw_positions(0, pool=4)
     assert len(draw.positions) == len(draw.past) == len(draw.future) == 0
     assert isinstance(draw, dape.Draw)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8, torch.uint16, torch.int32, torch.uint64])
+def test_a_draw_is_read_at_integers_of_any_width(dtype):
+    """An index of 8 bits without sign would be a mask to torch, and one of the length of the draw silently wrong."""
+    draw = draw_positions(5, pool=100, generator=seeded(3))
+    index = torch.tensor([4, 0, 1, 1, 0])
+    assert torch.equal(draw.position(index.to(dtype)), draw.position(index))
+    assert torch.equal(draw.lag(index.to(dtype)), draw.lag(index))
+    narrow = dape.Draw(
+        positions=draw.positions.to(dtype), past=draw.past.to(dtype), future=draw.future.to(dtype), pool=100
+    )
+    assert torch.equal(narrow.lag(-index), draw.lag(-index))
+
+
+def test_a_draw_is_not_read_from_its_end():
+    draw = draw_positions(5, pool=100, generator=seeded(3))
+    with pytest.raises(ValueError, match="position -1 is used"):
+        draw.position(torch.tensor([0, -1]))
+    with pytest.raises(ValueError, match="position 5 is used"):
+        draw.position(torch.tensor([0, 5]))

@@ -79,6 +79,35 @@ def test_rows_are_collected_once(plan):
     assert len(plan.collect()) == 3
 
 
+def test_rows_that_were_cut_off(plan):
+    """Of a run they are refused; of all runs they are collected again, as the runs have them."""
+    run = Run("rope", 0)
+    finish(plan, run, row(run.name, 8), row(run.name, 16))
+    whole = plan.collect()
+    for path in (plan.out / "results.jsonl", plan.folder(run) / "rows.jsonl"):
+        first = path.read_text().splitlines()[0]
+        path.write_text(first + "\n")
+        if path.name == "results.jsonl":
+            assert plan.collect() == whole and read_rows(path) == whole
+    (plan.out / "results.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"rope-seed0/rows.jsonl, line 1: says 2 rows and has 1: cut off. Copy it"):
+        plan.collect()
+    (plan.folder(run) / "rows.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"rope-seed0/rows.jsonl, which holds no rows"):
+        plan.collect()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"length": 7, "done": 1, "total": 5}', '{"length": "x"}', '{"length": 8, "total": 0}', "[" * 9999],
+)
+def test_progress_that_is_nonsense_is_not_shown(plan, text):
+    run = plan.runs()[0]
+    plan.folder(run).mkdir(parents=True)
+    (plan.folder(run) / "progress.json").write_text(text)
+    assert plan.share_done(run) == 0
+
+
 def test_other_methods_and_seeds_of_the_folder_are_left_out(plan):
     for run in plan.runs():
         finish(plan, run)
@@ -160,6 +189,72 @@ def test_options_are_compared_method_by_method(plan):
     for options in ({}, {"dape-kerple.hidden": 9}, {"dape-kerple.hidden": 8, "variant": "concat"}):
         with pytest.raises(UsageError, match="other settings"):
             replace(plan, model=replace(plan.model, encoding_options=options)).begin()
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_settings_that_were_edited_behind_the_runs_are_refused(plan, finished):
+    """The runs know what they were begun with; finished ones would stand in one table with others."""
+    plan.begin()
+    plan.task(Run("rope", 0))
+    if finished:
+        finish(plan, Run("rope", 0))
+    path = plan.out / "compare.yaml"
+    path.write_text(path.read_text().replace("clip: 1.0", "clip: 9.0"))
+    edited = replace(plan, train=replace(plan.train, clip=9.0))  # as --resume reads it
+    with pytest.raises(UsageError, match=r"rope-seed0: run.train.clip was 1.0, now 9.0"):
+        edited.begin()
+    replace(edited, methods=("kerple",)).begin()  # rope is not part of it
+    path.write_text(path.read_text().replace("clip: 9.0", "clip: 1.0"))
+    plan.begin()
+
+
+def test_jobs_of_older_versions_are_compared_as_far_as_they_go(plan):
+    plan.begin()
+    plan.task(Run("rope", 0))
+    path = plan.folder(Run("rope", 0)) / "job.json"
+    job = json.loads(path.read_text())
+    for name in ("checksum", "variant", "extra"):
+        job.pop(name)
+    job["run"]["train"].pop("clip")
+    path.write_text(json.dumps(job))
+    replace(plan, device="cuda", threads=9, data="/moved", train=replace(plan.train, save_every=7)).begin()
+    with pytest.raises(UsageError, match=r"run.train.lr was 0.002, now 1"):
+        replace(plan, train=replace(plan.train, lr=1.0)).check_jobs()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace('"clip": 1.0', '"clip": 9.0'), "its checksum differs"),
+        (lambda text: text[: len(text) // 2], "is not what it should be"),
+        (lambda text: "[" * 99999, "nested too deeply"),
+        (lambda text: "{}", "threads: found None, expected a whole number"),
+        (lambda text: '{"threads": 1}', "has no run, evaluation"),
+        (lambda text: '{"threads": 1' + "0" * 400 + "}", "threads: found 1"),
+    ],
+)
+def test_jobs_that_are_damaged(plan, change, words):
+    plan.task(Run("rope", 0))
+    path = plan.folder(Run("rope", 0)) / "job.json"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ValueError, match=rf"job.json: .*{words}"):
+        Job.read(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("methods: rope", "methods: found 'rope', expected a list"),
+        ("seeds: many", "seeds: found 'many', expected a whole number"),
+        ("shared: 3", "shared: found 3, expected names and values"),
+        ("[" * 5000, "is not YAML"),
+    ],
+)
+def test_files_of_settings_that_are_damaged(plan, text, words):
+    plan.begin()
+    (plan.out / "compare.yaml").write_text(text)
+    with pytest.raises(UsageError, match=rf"compare.yaml: .*{words}"):
+        plan.begin()
 
 
 @pytest.mark.parametrize("name", ["log_every", "validate_every", "save_every", "keep"])

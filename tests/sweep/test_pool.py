@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dape.machine import usable_cores
 from dape.sweep import pool
-from dape.sweep.pool import Task, last_words, run_tasks, usable_cores
+from dape.sweep.pool import Task, last_words, run_tasks
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 

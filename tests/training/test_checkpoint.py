@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from dape.data.store import Corpus
+from dape.data.corpora import open_data
 from dape.errors import UsageError
-from dape.training import checkpoint
-from dape.training.checkpoint import checkpoints, describe, find, load_model, prune, restore_optimizer
-from dape.training.loop import Trainer, check_same_data
+from dape.reading import sealed
+from dape.training import checkpoint, tensors
+from dape.training.checkpoint import check_continues, checkpoints, describe, find, load_model, prune, restore_optimizer
+from dape.training.loop import Trainer
 from dape.training.optim import make_optimizer
 
 FILES = ["checkpoint.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json"]
@@ -136,25 +137,73 @@ def test_an_older_checkpoint_serves_once_the_damaged_one_is_removed(make_trainer
     ("change", "words"),
     [
         ({"format": 2}, "format 2, while this version of dape reads format 1"),
-        ({"model": {"layers": 2, "depth": 3}}, "depth"),
-        ({"train": None}, "checkpoint.json cannot be read"),
-        ({"sha256": 3}, "checkpoint.json cannot be read"),
+        ({"model": {"layers": 2, "depth": 3}}, "'depth' is not known"),
+        ({"model": {"layers": "2"}}, "model.layers: found '2', expected a whole number"),
+        ({"model": {"width": 9, "heads": 2}}, "--width 9 cannot be divided"),
+        ({"train": None}, "train: found None, expected a section"),
+        ({"train": {"clip": 10**400}}, "train.clip: found 1000.*0000, expected a number below 1e308"),
+        ({"train": {"lr": -1.0}}, "train: --lr must be a positive number, got -1.0"),
+        ({"step": -1}, "step: found -1, expected 0 to"),
+        ({"step": 5}, "step: found 5, expected that of its folder step-00000003"),
+        ({"sha256": 3}, "sha256: found 3"),
+        ({"sha256": {}}, "sha256: has no model.safetensors, optimizer.safetensors, tokenizer.json"),
+        ({"sha256": {"../model.safetensors": "0" * 64}}, "a name: found '../model.safetensors'"),
+        ({"secret": 3}, "'secret' is not known"),
     ],
     ids=str,
 )
 def test_a_description_that_is_not_ours(saved_at_3, change, words):
-    path = saved_at_3 / "checkpoint.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    rewrite(saved_at_3, **change)
     with pytest.raises(ValueError, match=words) as error:
         describe(saved_at_3)
     assert str(saved_at_3) in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"format": 1}'])
+def rewrite(saved: Path, **change: object) -> None:
+    """As in the days before descriptions had a checksum of their own."""
+    path = saved / "checkpoint.json"
+    given = {**json.loads(path.read_text()), **change}
+    path.write_text(json.dumps({name: value for name, value in given.items() if name != "checksum"}))
+
+
+def test_checkpoints_from_before_there_was_a_checksum(saved_at_3):
+    before = describe(saved_at_3)
+    rewrite(saved_at_3)
+    assert describe(saved_at_3) == before
+
+
+@pytest.mark.parametrize(("old", "new"), [('"clip": 1.0', '"clip": 9.0'), ('"step": 3', '"step": 2'), ('"lr"', '"Lr"')])
+def test_a_description_that_was_changed_is_refused(saved_at_3, old, new):
+    path = saved_at_3 / "checkpoint.json"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=r"checkpoint\.json: .* changed since it was written: its checksum differs"):
+        describe(saved_at_3)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"format": 1}', "[" * 100000, '{"format": 1, "format": 1}'])
 def test_json_that_is_no_description(saved_at_3, text):
     (saved_at_3 / "checkpoint.json").write_text(text)
-    with pytest.raises(ValueError, match=r"checkpoint\.json cannot be read"):
+    with pytest.raises(ValueError, match=r"checkpoint\.json: ."):
         describe(saved_at_3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"clip": 9.0}, "clip was 1.0, now 9.0"),
+        ({"seed": 7, "lr": 1e-3}, "lr was 0.002, now 0.001; seed was 0, now 7"),
+        ({"encoding_options": {"hidden": 8}}, "encoding_options was {}, now {'hidden': 8}"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_goes_on_with_its_own_settings_only(make_trainer, saved_at_3, settings, words):
+    with pytest.raises(UsageError, match=words) as error:
+        make_trainer(**{"encoding": "dape-kerple", "save_every": 0, **settings})
+    assert str(saved_at_3) in str(error.value)
+
+
+def test_what_does_not_touch_the_weights_may_change(make_trainer, saved_at_3):
+    assert make_trainer(encoding="dape-kerple", save_every=1, log_every=3, keep=5).step == 3
 
 
 class Trap:
@@ -175,7 +224,7 @@ def test_nothing_is_executed(saved_at_3, tmp_path, monkeypatch):
     path = saved_at_3 / "checkpoint.json"
     given = json.loads(path.read_text())
     checksums = {name: checkpoint.sha256(saved_at_3 / name) for name in given["sha256"]}
-    path.write_text(json.dumps({**given, "sha256": checksums}))
+    path.write_text(json.dumps(sealed({**given, "sha256": checksums})))
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("unpickling")
@@ -183,7 +232,7 @@ def test_nothing_is_executed(saved_at_3, tmp_path, monkeypatch):
     for module, name in ((torch, "load"), (pickle, "load"), (pickle, "loads")):
         monkeypatch.setattr(module, name, refuse)
     description = describe(saved_at_3)
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError, match=r"model\.safetensors: is damaged"):
         load_model(saved_at_3, description, CPU)
     assert not trap.exists()
 
@@ -192,15 +241,15 @@ def test_nothing_is_executed(saved_at_3, tmp_path, monkeypatch):
 
 
 def full_disk_in_safetensors(monkeypatch, name: str) -> None:
-    real = checkpoint.save_file
+    real = tensors.save_file
 
-    def save_file(tensors: dict, path: Path) -> None:
+    def save_file(given: dict, path: Path, metadata: dict | None) -> None:
         if path.name == name:
             path.write_bytes(b"the first bytes")
             raise SafetensorError("I/O error: No space left on device (os error 28)")
-        real(tensors, path)
+        real(given, path, metadata)
 
-    monkeypatch.setattr(checkpoint, "save_file", save_file)
+    monkeypatch.setattr(tensors, "save_file", save_file)
 
 
 def full_disk_in_python(monkeypatch, name: str) -> None:
@@ -308,13 +357,11 @@ def test_find(trainer, saved_at_3, tmp_path):
         assert str(path) in str(error.value)
 
 
-def test_other_data_is_refused(make_trainer, train, saved_at_3, corpus, tmp_path):
-    shutil.copytree(corpus.folder, tmp_path / "other")
-    manifest = json.loads((tmp_path / "other" / "manifest.json").read_text())
-    (tmp_path / "other" / "manifest.json").write_text(json.dumps({**manifest, "hash": "0" * 64, "name": "other"}))
-    other = Corpus.open(tmp_path / "other")
+def test_other_data_is_refused(make_trainer, saved_at_3, corpus, tmp_path):
+    (tmp_path / "other.txt").write_text("something else " * 500)
+    other = open_data(str(tmp_path / "other.txt"), out=tmp_path / "other")
     with pytest.raises(UsageError, match="a run is continued on its own data only") as error:
         make_trainer(encoding="dape-kerple", corpus=other)
-    assert corpus.hash[:12] in str(error.value) and "other (000000000000)" in str(error.value)
-    same = dataclasses.replace(describe(saved_at_3), data={**describe(saved_at_3).data, "name": "renamed"})
-    check_same_data(same, corpus, saved_at_3)
+    assert corpus.hash[:12] in str(error.value) and f"other ({other.hash[:12]})" in str(error.value)
+    saved = describe(saved_at_3)
+    check_continues(saved, dataclasses.replace(saved, data={**saved.data, "name": "renamed"}), saved_at_3)

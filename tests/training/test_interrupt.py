@@ -2,13 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from dape.training.interrupt import Interruption, signals_as_interrupts
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_asks_the_second_interrupts(capsys, number):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with Interruption() as stop:
@@ -20,6 +22,32 @@ def test_the_first_signal_asks_the_second_interrupts(capsys, number):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+CLOSED_TERMINAL = """
+import os, pathlib, pty, sys, time
+child, terminal = pty.fork()
+if child == 0:
+    from dape.training.interrupt import Interruption
+    with Interruption() as stop:
+        print("ready", flush=True)
+        while not stop():
+            print("step", flush=True)
+            time.sleep(0.05)
+        print("saving", flush=True)
+        pathlib.Path(sys.argv[1]).write_text("saved")
+    os._exit(0)
+while b"ready" not in os.read(terminal, 100):
+    pass
+os.close(terminal)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_closed_terminal_is_no_reason_not_to_save(tmp_path):
+    """Whatever is said to it from then on would be an error; here each step says something."""
+    subprocess.run([sys.executable, "-c", CLOSED_TERMINAL, str(tmp_path / "file")], check=True, timeout=60)
+    assert (tmp_path / "file").read_text() == "saved"
 
 
 def test_handlers_are_put_back_after_an_error():

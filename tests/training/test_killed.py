@@ -141,7 +141,7 @@ def test_killed_during_steps_and_saves(start, unbroken, tmp_path, saved, same_bi
     assert (folder / "config.yaml").read_text() == (unbroken / "config.yaml").read_text()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("unbroken", [(*SIX_STEPS, "--encoding", "rope")], indirect=True)
 def test_asked_to_stop(start, unbroken, tmp_path, saved, same_bits, number, code):
     folder = tmp_path / "stopped"

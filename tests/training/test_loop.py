@@ -243,7 +243,7 @@ def test_validation_is_the_same_for_the_same_weights(make_trainer, encoding):
 def test_validation_is_the_mean_over_the_windows(make_trainer, corpus):
     """One window at a time, from the definition of the windows."""
     trainer = make_trainer()
-    ends = loop.evaluation_ends(corpus.validation, longest=8, k=8, windows=64, same_document=False)
+    ends = loop.evaluation_ends(corpus.validation, reach=8, k=8, windows=64, same_document=False)
     total = count = 0
     for end in ends:
         tokens = torch.from_numpy(corpus.validation.read(int(end) - 9, int(end)))

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -35,20 +36,34 @@ def test_the_file_is_plain_yaml_without_the_vocabulary(tmp_path):
     assert settings["train"]["eps"] == 1e-10 and settings["model"]["encoding_options"] == {"hidden": 5}
 
 
+ENDS = "train: {}\ndata: x\nthreads: 1"
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "words"),
     [
-        "model: {}",
-        "data: x",
-        "model: {depth: 3}\ntrain: {}\ndata: x",
-        "model: 3\ntrain: 4\ndata: x",
-        "model: {}\ntrain: {}\ndata: x\nthreads: many",
+        ("model: {}", "has no train, data, threads"),
+        (f"model: {{depth: 3}}\n{ENDS}", "model.'depth' is not known"),
+        (f"model: {{layers: 0}}\n{ENDS}", "model: --layers must be at least 1"),
+        (f"model: {{layers: 2.5}}\n{ENDS}", "model.layers: found 2.5, expected a whole number"),
+        (f"model: {{layers: 1{'0' * 400}}}\n{ENDS}", "model.layers: found 1000.*0000, expected a whole number"),
+        (f"model: 3\n{ENDS}", "model: found 3, expected a section"),
+        ("model: {}\ntrain: {}\ndata: x\nthreads: many", "threads: found 'many', expected a whole number"),
+        (f"model: {{}}\nmodel: {{}}\n{ENDS}", "'model' occurs twice"),
+        (f"model: {'[' * 5000}", "is not YAML"),
+        (f"model: {'[' * 500}1{']' * 500}", "nested too deeply"),
+        ("model: !!bool maybe", "is not YAML"),
+        (
+            "a: &a [x, x]\n" + "\n".join(f"{c}: &{c} [{', '.join(9 * [f'*{b}'])}]" for b, c in pairwise("abcdefgh")),
+            "many",
+        ),
     ],
 )
-def test_settings_of_something_else(tmp_path, text):
+def test_settings_of_something_else(tmp_path, text, words):
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(UsageError, match="is not the settings of a run"):
+    with pytest.raises(UsageError, match=words) as error:
         RunConfig.read(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / 'config.yaml'}: ") and len(str(error.value)) < 1000
 
 
 # Continuing ----------------------------------------------------------------------------------------------------------

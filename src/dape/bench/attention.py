@@ -22,7 +22,7 @@ from dape.bench.progress import Progress
 from dape.bench.records import Pass, Row, make_table, print_table, write_json
 from dape.errors import UsageError
 from dape.files import check_writable_file
-from dape.positional.catalogue import DAPE
+from dape.positional.names import parse
 
 if TYPE_CHECKING:
     from dape.bench.cases import Shape
@@ -223,7 +223,7 @@ def _report(config: AttentionBench, rows: Sequence[Row], settings: dict[str, Any
 
 def _title(settings: dict[str, Any]) -> str:
     facts = ["{encoding}", "batch {batch}", "{heads} heads of {head_dim}"]
-    facts += ["{hidden} hidden units"] if DAPE in settings["encoding"] else []
+    facts += ["{hidden} hidden units"] if parse(settings["encoding"]).wrapper else []
     facts += ["{dtype}", "causal" if settings["causal"] else "bidirectional"]
     facts += ["{threads} threads" if settings["device"] == "cpu" else "{device}"]
     return ", ".join(facts).format(**settings)

@@ -18,8 +18,8 @@ from dape.bench.memory import peak_extra_mb
 from dape.bench.records import Pass
 from dape.positional.base import PositionalEncoding
 from dape.positional.build import build
-from dape.positional.catalogue import DAPE, RANDOMIZED
 from dape.positional.dape import DapeWrapper
+from dape.positional.names import parse
 from dape.positional.randomized import Randomized
 
 WARM_UP_LENGTH = 64
@@ -76,7 +76,7 @@ def make_inputs(shape: Shape, length: int) -> Inputs:
 
 
 def _make_encoding(shape: Shape, length: int, generator: torch.Generator) -> PositionalEncoding:
-    options = {"hidden": shape.hidden} if shape.encoding.removeprefix(RANDOMIZED).startswith(DAPE) else {}
+    options = {"hidden": shape.hidden} if parse(shape.encoding).wrapper else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(shape.seed)
         pe = build(

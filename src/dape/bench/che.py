@@ -83,10 +83,7 @@ class CheRow:
 
 def run(config: CheBench) -> int:
     """Measure and report. Returns the exit code: 130 if interrupted, with what was finished until then."""
-    from dape.che.memory import keep_freed_memory
-
     config = checked(config)
-    keep_freed_memory()  # as training does
     rows: list[CheRow] = []
     with torch_threads(config.threads) as threads:
         complete = _measure(config, rows)

@@ -29,7 +29,8 @@ TARGETS = {
 }
 GPUS: dict[str, Gpu] = {"sm_80": "large", "sm_86": "small", "sm_90": "large", "gfx942": "amd"}
 STORED = {"q", "k", "v", "wa", "w2", "grad"}
-SINGLE = {"static", "pre", "out", "lse", "delta", "d_q", "d_k", "d_v", "d_static", "d_pre", "d_wa", "d_w2"}
+SINGLE = {"static", "pre", "out", "softmax", "largest", "inverses", "delta", "rest"}
+SINGLE |= {"d_q", "d_k", "d_v", "d_static", "d_pre", "d_wa", "d_w2"}
 
 
 def cases(sizes: Sizes) -> Iterator[tuple[str, Any, dict[str, Any]]]:

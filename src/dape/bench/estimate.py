@@ -1,7 +1,7 @@
 """How much memory the dense implementations will need, so that those that do not fit are not started."""
 
 from dape.bench.records import Pass
-from dape.positional.catalogue import DAPE, RANDOMIZED
+from dape.positional.names import parse
 
 ELEMENT = {"float64": 8, "float32": 4, "bfloat16": 2}
 
@@ -10,8 +10,8 @@ def dense_bytes(
     impl: str, pass_: Pass, *, encoding: str, batch: int, heads: int, hidden: int, dtype: str, length: int
 ) -> float | None:
     """Bytes that a dense implementation holds at its worst moment; None for those with linear memory."""
-    name = encoding.removeprefix(RANDOMIZED)
-    has_units = name.startswith(DAPE) or name == "fire"
+    name = parse(encoding)
+    has_units = bool(name.wrapper) or name.base == "fire"
     planes = _planes(impl, pass_, heads, hidden if has_units else 0, batch)
     # The operator computes half precision in float32; the listing stays in the dtype it is given.
     element = max(ELEMENT[dtype], 4) if impl == "reference" else ELEMENT[dtype]

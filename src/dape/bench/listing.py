@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dape.positional.base import LEAKY_SLOPE, AdditiveBias
 from dape.positional.dape import Dape
+from dape.positional.layers import Affine
 
 
 def appendix(
@@ -56,8 +57,8 @@ def _bias(pe: Dape | AdditiveBias, q: Tensor, *, causal: bool) -> Float[Tensor, 
     return pe.bias(positions, positions, causal=causal).to(q.dtype)
 
 
-def _linear(x: Tensor, layer: torch.nn.Linear) -> Tensor:
-    return F.linear(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))
+def _linear(x: Tensor, layer: Affine) -> Tensor:
+    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
 def _attend(logits: Float[Tensor, "b h t t"], v: Tensor, *, causal: bool) -> Float[Tensor, "b h t d"]:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 
 from dape.bench.cases import Shape, make_call, make_inputs, measure_mb
 from dape.bench.estimate import dense_bytes
-from dape.bench.memory import GB, MeasurementError
+from dape.bench.memory import MeasurementError
 from dape.bench.progress import Progress
 from dape.bench.records import Pass, Row
 from dape.bench.timing import interleaved
+from dape.machine import GB
 
 
 @dataclass(kw_only=True)

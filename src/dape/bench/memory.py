@@ -1,7 +1,7 @@
-"""Peak memory of one call, measured in a fresh process, and how much memory there is.
+"""Peak memory of one call, measured in a fresh process.
 
 A process keeps what its libraries, thread pools and earlier calls once took, so each measurement gets a child of its
-own. A megabyte is 10^6 bytes here, a gigabyte 10^9.
+own. A megabyte is 10^6 bytes here.
 """
 
 import contextlib
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 MB = 10**6
-GB = 10**9
 
 
 class MeasurementError(RuntimeError):
@@ -79,26 +78,6 @@ def _peak_bytes() -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def available_bytes() -> int:
-    """Memory that can be taken without swapping, within the limit of the control group (container), if any."""
-    candidates = [_meminfo_available(), _cgroup_available()]
-    known = [c for c in candidates if c is not None]
-    return min(known) if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _meminfo_available() -> int | None:
-    with contextlib.suppress(OSError):
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-        return int(found[1]) * 1024 if found else None
-    return None
-
-
-def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-        return int((root / "memory.max").read_text()) - int((root / "memory.current").read_text())
-    return None
 
 
 def _child(target: str) -> None:

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dape.bench.cost import STATE_BYTES, activation_bytes, dense_parameters, encoding_parameters
-from dape.bench.memory import GB
 from dape.bench.model_records import PASSES
 from dape.bench.train_records import TrainPass
 from dape.config.load import read_preset
+from dape.machine import GB
 from dape.models.config import DecoderConfig
+from dape.training.cost import STATE_BYTES, activation_bytes, dense_parameters, encoding_parameters
 
 GPT2_VOCABULARY = 50304
 ON_BYTES = ("tiny", "small")

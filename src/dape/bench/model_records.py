@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from dape import paper
 from dape.bench.records import new_table
-from dape.bench.train_records import Spread, TrainPass, base_of, flat, paired, with_range
+from dape.bench.train_records import Spread, TrainPass, flat, paired, with_range
 from dape.evaluation.records import Row
+from dape.positional.names import base_of
 
 if TYPE_CHECKING:
     from rich.table import Table

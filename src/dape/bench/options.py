@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dape.bench.memory import GB, available_bytes
 from dape.errors import UsageError
-from dape.positional.catalogue import RANDOMIZED, find
+from dape.machine import GB, available_bytes, check_threads
+from dape.positional.catalogue import find
 from dape.provenance import machine
 
 INTERRUPTED = 130
@@ -49,7 +49,7 @@ def check_memory_limit(limit_gb: float | None) -> None:
 
 def check_encoding(name: str, encoding: str) -> None:
     try:
-        find(encoding.removeprefix(RANDOMIZED))
+        find(encoding)
     except ValueError as error:
         raise UsageError(f"{flag(name)}: {error}") from error
 
@@ -70,6 +70,8 @@ def torch_threads(wanted: int | None) -> Iterator[int]:
     import torch
 
     before = torch.get_num_threads()
+    if wanted is not None:
+        check_threads(wanted)
     torch.set_num_threads(wanted or before)
     try:
         yield torch.get_num_threads()

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dape.bench.memory import GB, available_bytes
 from dape.bench.options import (
     INTERRUPTED,
     check_choices,
@@ -22,7 +21,8 @@ from dape.bench.records import print_table, write_json
 from dape.bench.train_records import PLAIN_GPT, TrainPass, TrainRow, make_table
 from dape.errors import UsageError
 from dape.files import check_writable_file
-from dape.positional.catalogue import RANDOMIZED, find
+from dape.machine import GB, available_bytes
+from dape.positional.catalogue import find
 
 if TYPE_CHECKING:
     from dape.bench.train_cases import Workload
@@ -131,7 +131,7 @@ def _check_heads(config: TrainBench) -> None:
     if config.width % config.heads:
         raise UsageError(f"--width {config.width} cannot be divided into {config.heads} heads of equal width")
     head_dim = config.width // config.heads
-    turning = [n for n in config.encodings if n == PLAIN_GPT or "rotate" in find(n.removeprefix(RANDOMIZED)).hook]
+    turning = [n for n in config.encodings if n == PLAIN_GPT or "rotate" in find(n).hook]
     if head_dim % 2 and turning:
         raise UsageError(f"{turning[0]} turns pairs of channels: --width / --heads must be even, got {head_dim}")
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dape.bench.records import new_table
-from dape.positional.catalogue import DAPE, DAPE_V2, RANDOMIZED
+from dape.positional.names import base_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,14 +66,6 @@ def flat(row: Any, *spreads: str) -> dict[str, Any]:
         else:
             columns[name.rstrip("_")] = value
     return columns
-
-
-def base_of(model: str) -> str | None:
-    """``dape-kerple`` -> ``kerple``; None for what has no base."""
-    randomized = RANDOMIZED if model.startswith(RANDOMIZED) else ""
-    inner = model.removeprefix(randomized)
-    prefix = next((p for p in (DAPE_V2, DAPE) if inner.startswith(p)), None)
-    return None if prefix is None else randomized + inner.removeprefix(prefix)
 
 
 def make_rows(

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from dape.che.tasks.catalogue import Compat
 from dape.errors import UsageError
@@ -43,12 +43,6 @@ class CheConfig:
     compat: Compat = ""
     """deepmind: dropout also in tests, score from length 42 on, means over groups of 64 examples, a one-sided table for
     randomised transformer-xl, the program's order in odds_first."""
-
-    @classmethod
-    def from_plain(cls, given: dict[str, Any]) -> "CheConfig":
-        """From what JSON or YAML gives back."""
-        settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-        return cls(**settings)
 
     @property
     def first_scored(self) -> int:

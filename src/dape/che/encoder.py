@@ -15,57 +15,39 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dape.che.attention import EncoderAttention, Repeated
 from dape.che.config import CheConfig
-from dape.che.feed_forward import FeedForward
 from dape.che.tasks.base import Task
 from dape.models.config import DecoderConfig
-from dape.ops.rows.add_norm import add_norm
-from dape.ops.rows.dropout import Dropout
+from dape.models.decoder import own_encodings
+from dape.models.dropout import drop
+from dape.models.layers import FeedForward, SelfAttention
 from dape.positional.base import PositionalEncoding
 from dape.positional.build import build
-from dape.positional.catalogue import DAPE, DAPE_V2, RANDOMIZED, find, shared_by_layers
+from dape.positional.catalogue import find, shared_by_layers
+from dape.positional.layers import Affine
 from dape.positional.learned import Learned
+from dape.positional.names import parse
 from dape.positional.randomized import Randomized
 
 EMBEDDING_STD = 0.02
-FEW = 8
-"""Answers up to which the last layer is faster without keys and values."""
 
 
 class Block(nn.Module):
     def __init__(self, shape: DecoderConfig, dropout: float) -> None:
         super().__init__()
-        self.attention = EncoderAttention(shape.width, shape.heads)
+        self.attention = SelfAttention(shape.width, shape.heads, bias=False, causal=False)
         self.norm1 = nn.LayerNorm(shape.width)
-        self.feed_forward = FeedForward(shape.width, 4 * shape.width)
+        self.feed_forward = FeedForward(shape.width, 4 * shape.width, nn.functional.relu)
         self.norm2 = nn.LayerNorm(shape.width)
         self.dropout = dropout
 
     def forward(
-        self,
-        x: Float[Tensor, "b t m"],
-        pe: PositionalEncoding,
-        noise: torch.Generator | None,
-        last: int | None,
-        repeated: Repeated | None,
+        self, x: Float[Tensor, "b t m"], pe: PositionalEncoding, noise: torch.Generator | None, last: int | None
     ) -> Float[Tensor, "b t m"]:
-        """With ``last``, of the last tokens only: the others are keys and values. ``noise`` switches dropout on.
-        ``repeated``: the same as ``x``, if it has few different tokens."""
-        y = self._attend(x, pe, last, repeated)
-        x = self._add(x if last is None else x[:, -last:], y, self.norm1, noise)
-        return self._add(x, self.feed_forward(x), self.norm2, noise)
-
-    def _attend(self, x: Tensor, pe: PositionalEncoding, last: int | None, repeated: Repeated | None) -> Tensor:
-        """The same numbers in the fewest products."""
-        if repeated is not None:
-            return self.attention.of_kinds(repeated, pe, last)
-        if last is not None and last <= FEW and x.dtype == torch.float32 and pe.reads_scores_alone:
-            return self.attention.of_few(x, pe, last)
-        return self.attention(x, pe, last=last)
-
-    def _add(self, x: Tensor, y: Tensor, norm: nn.LayerNorm, noise: torch.Generator | None) -> Tensor:
-        return add_norm(x, y, norm, None if noise is None else Dropout.draw(y, self.dropout, noise))
+        """With ``last``, of the last tokens only: the others are keys and values. ``noise`` switches dropout on."""
+        y = self.attention(x, pe, last=last)
+        x = self.norm1((x if last is None else x[:, -last:]) + drop(y, self.dropout, noise))
+        return self.norm2(x + drop(self.feed_forward(x), self.dropout, noise))
 
 
 class Encoder(nn.Module):
@@ -108,33 +90,30 @@ class Encoder(nn.Module):
     ) -> Float[Tensor, "b o c"]:
         """Logits of the last ``outputs`` tokens. Dropout is on if there is a generator to draw it from."""
         encodings = self.drawn_encodings(tokens.shape[1]) if encodings is None else encodings
-        symbols = Repeated(self.embedding.weight * math.sqrt(self.shape.width), tokens)
-        x = nn.functional.embedding(tokens, symbols.kinds)
+        x = self.embedding(tokens) * math.sqrt(self.shape.width)
         x = encodings[0].embed(x, torch.arange(tokens.shape[1], device=tokens.device))
-        if noise is not None and self.embeds_positions and (dropout := Dropout.draw(x, self.dropout, noise)):
-            x = dropout(x)
+        if self.embeds_positions:
+            x = drop(x, self.dropout, noise)
         for index, block in enumerate(self.blocks):
             last = outputs if index == len(self.blocks) - 1 else None
-            repeated = symbols if index == 0 and not self.embeds_positions else None
-            x = block(x, encodings[index % len(encodings)], noise, last, repeated)
+            x = block(x, encodings[index % len(encodings)], noise, last)
         return self.head(x[:, -outputs:])
 
     @property
     def embeds_positions(self) -> bool:
         """Only then there is a third place with dropout, after the sum of embeddings and positions."""
-        return find(self.shape.encoding.removeprefix(RANDOMIZED)).hook == "embed"
+        return find(self.shape.encoding).hook == "embed"
 
     def drawn_encodings(self, length: int, generator: torch.Generator | None = None) -> list[PositionalEncoding]:
         """The encodings of all layers; randomised ones with positions drawn anew, in every layer others."""
-        encodings = [pe for pe in self.encodings if isinstance(pe, PositionalEncoding)]
+        encodings = own_encodings(self.encodings)
         if len(encodings) == 1 and not self.embeds_positions:
             encodings *= self.shape.layers
         return [pe.draw(length, generator) if isinstance(pe, Randomized) else pe for pe in encodings]
 
     def project_(self) -> None:
         """Put constrained parameters of the encodings back into range; call after every optimizer step."""
-        for pe in self.encodings:
-            assert isinstance(pe, PositionalEncoding)
+        for pe in own_encodings(self.encodings):
             pe.project_()
 
 
@@ -159,13 +138,13 @@ def encoder_for(config: CheConfig, task: Task, method: str) -> Encoder:
 
 def options_for(config: CheConfig, method: str) -> dict[str, int | bool]:
     """Options of the encoding that are the benchmark's: pool of positions, width of f."""
-    inner = method.removeprefix(RANDOMIZED)
-    options: dict[str, int | bool] = {} if inner == method else {"pool": config.pool}
-    if inner.startswith((DAPE, DAPE_V2)):
+    name = parse(method)
+    options: dict[str, int | bool] = {"pool": config.pool} if name.randomized else {}
+    if name.wrapper:
         options["hidden"] = config.hidden
-    if inner == "learned":
+    if name.inner == "learned":
         options["max_positions"] = config.pool
-    if inner == "transformer-xl" and config.compat == "deepmind":
+    if name.inner == "transformer-xl" and config.compat == "deepmind":
         options["dm_compat"] = True
     return options
 
@@ -191,7 +170,7 @@ def model_input(
 
 def haiku_init_(module: nn.Module) -> None:
     for part in module.modules():
-        if isinstance(part, nn.Linear):
+        if isinstance(part, nn.Linear | Affine):
             truncated_normal_(part.weight, 1 / math.sqrt(part.in_features))
             if part.bias is not None:
                 nn.init.zeros_(part.bias)

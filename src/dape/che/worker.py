@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dape.che.config import CheConfig, Subject
-from dape.evaluation.records import append_rows, read_rows
+from dape.evaluation.records import append_rows, read_rows, rows_text
 from dape.files import write_text
 from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised
 
@@ -30,8 +30,7 @@ class Job:
 
     @classmethod
     def read(cls, folder: Path) -> "Job":
-        given = read_job(folder)
-        return cls(config=CheConfig.from_plain(given.pop("config")), **given)
+        return read_job(folder, cls)
 
 
 def main(folder: Path) -> int:
@@ -42,9 +41,7 @@ def _work(folder: Path, stop: Callable[[], bool]) -> int:
     import torch
 
     from dape.che.learn import Trainer
-    from dape.che.memory import keep_freed_memory
 
-    keep_freed_memory()
     job = Job.read(folder)
     torch.set_num_threads(job.threads)
     subject = Subject(task=job.task, method=job.method, seed=job.seed, lr=job.lr)
@@ -60,7 +57,7 @@ def test(trainer: Any, folder: Path, device: str, stop: Callable[[], bool]) -> i
     from dape.provenance import provenance
 
     config, subject, partial = trainer.config, trainer.subject, folder / TESTED
-    rows = read_rows(partial) if partial.exists() else []
+    rows = read_rows(partial, unfinished=True) if partial.exists() else []
     done = {row.length for row in rows if row.metric == "accuracy"}
     lengths = tuple(length for length in config.lengths if length not in done)
     extra = {**provenance(), "device": device}
@@ -73,7 +70,7 @@ def test(trainer: Any, folder: Path, device: str, stop: Callable[[], bool]) -> i
     for measured in measure(trainer.model.eval(), config, trainer.task, lengths, watch=watch):
         append_rows(partial, as_rows(measured, config, subject, step=trainer.step, extra=extra))
     rows = [row for row in read_rows(partial) if row.length in config.lengths]
-    write_text(folder / ROWS, "".join(row.as_json() + "\n" for row in rows))
+    write_text(folder / ROWS, rows_text(rows))
     partial.unlink()
     (folder / PROGRESS).unlink(missing_ok=True)
     return 0

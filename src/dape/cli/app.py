@@ -6,6 +6,7 @@ Nothing here imports torch; a command does so when it runs.
 
 import contextlib
 import difflib
+import errno
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from tyro.extras import SubcommandApp
 
 from dape._version import __version__
 from dape.cli.commands import COMMANDS, GROUPS, Command
+from dape.cli.limits import check_limits
 from dape.errors import UsageError
 
 DESCRIPTION = """\
@@ -50,11 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 130, message="interrupted")
     except UsageError as error:
         return _fail(error, 2)
+    except UnicodeEncodeError as error:  # bytes that are not text reach a program as lone surrogates
+        return _fail(error, 2, message=f"{error.object[:40]!r}: is not text in UTF-8")
     except (ValueError, TypeError, OSError, MemoryError) as error:
-        return _fail(error, 1)
+        # A name that no file can have was typed; what else the system refuses may be its own trouble.
+        return _fail(error, 2 if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG else 1)
     except RuntimeError as error:
         # Torch reports a lack of memory so; any other RuntimeError is our mistake and deserves its traceback.
-        if not re.search(r"memory|storage size", str(error)):
+        if not re.search(r"memory|storage size", str(error), re.IGNORECASE):
             raise
         return _fail(error, 1, message=f"not enough memory: {str(error).splitlines()[0]}")
 
@@ -63,7 +68,7 @@ def _fail(error: BaseException, code: int, message: str | None = None) -> int:
     """One line for the user; the traceback is for us, on request."""
     if os.environ.get("DAPE_DEBUG") == "1":
         raise error
-    print(f"dape: {message or error}", file=sys.stderr)
+    print(f"dape: {message or str(error).strip() or type(error).__name__}", file=sys.stderr)
     if code == 1:
         print("(DAPE_DEBUG=1 shows where)", file=sys.stderr)
     return code
@@ -73,6 +78,7 @@ def _dispatch(argv: list[str]) -> int:
     if argv == ["--version"]:
         print(f"dape {__version__}")
         return 0
+    _refuse_empty(argv)
     words = list(takewhile(lambda word: not word.startswith("-"), argv))
     if words == argv and _begins_a_command(words):
         with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(SystemExit):
@@ -85,8 +91,18 @@ def _dispatch(argv: list[str]) -> int:
         if suggestion:
             print(f"Did you mean `dape {suggestion}`?", file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else 0
+    check_limits(config)
     command = next(c for c in COMMANDS if c.config is type(config))
     return command.run(config)
+
+
+def _refuse_empty(argv: list[str]) -> None:
+    """As of a shell's variable that is not set: an empty name of a file would mean the current folder."""
+    flag = "an argument"
+    for word in argv:
+        flag = word.partition("=")[0] if word.startswith("--") else flag
+        if word in ("", f"{flag}="):
+            raise UsageError(f"{flag} is empty; is a variable of the shell not set?")
 
 
 def _parse(argv: list[str]) -> object:

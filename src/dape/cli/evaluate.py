@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from dape.cli.checks import check_rows_file
 from dape.cli.console import open_console
 from dape.cli.devices import set_threads, use_device
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig, Mode, Protocol
-from dape.files import check_writable_file
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
@@ -40,6 +40,9 @@ class Evaluate:
     all tokens scored. nonoverlap: the text cut into windows, all tokens scored. per_position: as full, by position."""
     mode: Mode = "packed"
     """packed: windows may run across documents, as in the paper. same_document: each lies within one document."""
+    reach: int | None = None
+    """Tokens that fit before every place where a window ends, whatever the lengths; by default it follows from the
+    text: 32768, or about half of a shorter text. Only windows of one reach score the same tokens."""
     data: str | None = None
     """Text to evaluate on (its held-out part), as for `dape train`; by default what the model was trained on."""
     json: Path | None = None
@@ -57,10 +60,11 @@ def run(config: Evaluate) -> int:
         last_k=config.last_k,
         windows=config.windows,
         mode=config.mode,
+        reach=config.reach,
     )
     settings.check()
     if config.json is not None:
-        check_writable_file(config.json, "--json")
+        check_rows_file(config.json, "--json")
     device = use_device(config.device)
     set_threads(config.threads)
     return _evaluate(config, settings, device)
@@ -125,7 +129,7 @@ def open_text(spec: str, tokenizer: str, fingerprint: str) -> "Corpus":
 
     if is_prepared(Path(spec)):
         return open_data(spec)
-    key = f"{digest(expand(spec, Path()).items)[:12]}-{fingerprint[:12]}"
+    key = f"{digest(expand(spec).items)[:12]}-{fingerprint[:12]}"
     return open_data(spec, out=cache_folder() / f"text-{key}", tokenizer=tokenizer)
 
 
@@ -161,7 +165,10 @@ def _print(rows: "list[Row]", settings: EvalConfig, config: Evaluate) -> None:
     if not rows:
         return
     first = rows[0]
-    print(f"{first.method}, step {first.step}: {settings.protocol}, {settings.mode}, data {first.data_hash[:12]}")
+    print(
+        f"{first.method}, step {first.step}: {settings.protocol}, {settings.mode}, reach {first.reach}, "
+        f"data {first.data_hash[:12]}"
+    )
     table = Table(box=None, pad_edge=False)
     by_position = settings.protocol == "per_position"
     middle = ("positions", "nats") if by_position else ("perplexity",)

@@ -84,6 +84,9 @@ class Extend:
     """Scored tokens per window; by default 256, or the shortest length if that is less."""
     windows: int = 96
     """Evaluation windows, the same at every length."""
+    reach: int | None = None
+    """Tokens that fit before every place where a window ends, whatever the lengths; by default it follows from the
+    text: 32768, or about half of a shorter text. Only windows of one reach score the same tokens."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     threads: int | None = None
@@ -111,18 +114,25 @@ def check(config: Extend) -> None:
 
 def _check_out(config: Extend, now: dict[str, Any]) -> None:
     """A folder belongs to one adapter: what was measured in it must not be taken for something else."""
-    path = config.out / SETTINGS
-    if not path.is_file():
+    saved = _saved(config)
+    if saved is None:
         if config.out.exists() and any(p.name != ".lock" for p in config.out.iterdir()):
             raise UsageError(f"--out {config.out}: the folder is not empty and holds no adapter; choose another")
         return
-    try:
-        saved = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{path} is damaged ({error}); use another --out, or delete this one") from error
     changed = [_difference(name, saved.get(name), value) for name, value in now.items() if saved.get(name) != value]
     if changed:
         raise UsageError(f"--out {config.out} was begun with other settings: {'; '.join(changed)}; use another --out")
+
+
+def _saved(config: Extend) -> dict[str, Any] | None:
+    """The settings that the folder was begun with."""
+    path = config.out / SETTINGS
+    if not path.is_file():
+        return None
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{path} is damaged ({error}); use another --out, or delete this one") from error
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
@@ -171,6 +181,8 @@ def _take_out(config: Extend, corpus: "Corpus") -> None:
 
     settings = {**_settings(config), "data_hash": corpus.hash, **folder_hashes(config.model)}
     _check_out(config, settings)
+    if (saved := _saved(config)) and "reach" not in saved:
+        settings.pop("reach")
     write_text(config.out / SETTINGS, json.dumps(settings, indent=2) + "\n")
 
 
@@ -188,7 +200,10 @@ def evaluation_of(config: Extend, length: int, table: int | None = None) -> Eval
     within = tuple(n for n in doublings if table is None or n <= table) or (length,)
     lengths = tuple(sorted(set(config.lengths))) or within
     k = config.last_k if config.last_k is not None else max(1, min(256, *lengths))
-    return EvalConfig(lengths=lengths, last_k=k, windows=config.windows)
+    # A folder begun before --reach existed has windows that end where the longest has room.
+    saved = _saved(config)
+    reach = lengths[-1] if saved and "reach" not in saved else config.reach
+    return EvalConfig(lengths=lengths, last_k=k, windows=config.windows, reach=reach)
 
 
 def _tuning(config: Extend, length: int, table: int | None) -> "Tuning":
@@ -213,12 +228,11 @@ def _check_table(model: "nn.Module", table: int | None, longest: int) -> None:
 
 def _lessons(config: Extend, corpus: "Corpus", tuning: "Tuning", evaluation: EvalConfig, length: int) -> "TextLessons":
     """Both parts of the text are long enough."""
-    from dape.data.windows import evaluation_ends
+    from dape.evaluation.perplexity import ends_of
     from dape.hf.tune import TextLessons
 
-    longest, k = max(evaluation.lengths), evaluation.last_k
     try:
-        evaluation_ends(corpus.validation, longest=longest, k=k, windows=evaluation.windows, same_document=False)
+        ends_of(corpus.validation, evaluation)
         return TextLessons(corpus, tuning)
     except UsageError as error:
         raise UsageError(f"{error} {_where_lengths_come_from(config, length)}") from error
@@ -379,7 +393,7 @@ def _measured(
 ) -> "list[Row]":
     """From the file if it was measured before."""
     from dape.evaluation.perplexity import Subject, as_rows, measure
-    from dape.evaluation.records import read_rows
+    from dape.evaluation.records import read_rows, rows_text
     from dape.hf.scorer import Scorer
     from dape.provenance import provenance
 
@@ -407,17 +421,18 @@ def _measured(
         for measured in measure(Scorer(model), corpus.validation, evaluation, watch=watch)
         for row in as_rows(measured, subject, evaluation)
     ]
-    write_text(path, "".join(row.as_json() + "\n" for row in rows))
+    write_text(path, rows_text(rows))
     return rows
 
 
 def _report(config: Extend, rows: "list[Row]", evaluation: EvalConfig) -> int:
     from dape.cli.console import open_console
+    from dape.evaluation.records import rows_text
     from dape.report.figures import perplexity_figure, save_figure
     from dape.report.reproduction import labelled
     from dape.report.tables import markdown_table, terminal_table
 
-    write_text(config.out / "results.jsonl", "".join(row.as_json() + "\n" for row in rows))
+    write_text(config.out / "results.jsonl", rows_text(rows))
     shown = labelled(rows)
     write_text(config.out / "table.md", markdown_table(shown))
     save_figure(perplexity_figure(shown), config.out / "curves")

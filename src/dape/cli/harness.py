@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from dape.cli.checks import check_rows_file
 from dape.cli.console import open_console
 from dape.cli.devices import set_threads, use_device
 from dape.cli.export import check_extra, model_type, use_offline
@@ -55,6 +56,9 @@ class Harness:
     """Of --text: scored tokens at the end of each window."""
     windows: int = 256
     """Of --text: windows, the same number at every length."""
+    reach: int | None = None
+    """Of --text: tokens that fit before every place where a window ends, whatever the lengths; by default it follows
+    from the text: 32768, or about half of a shorter text. Only windows of one reach score the same tokens."""
     rolling: bool = False
     """Of --text: also lm-eval's own rolling perplexity, in windows that do not overlap."""
     limit: int | None = None
@@ -101,6 +105,8 @@ def check(config: Harness) -> None:
         raise UsageError(f"--lengths must be positive, got {min(config.lengths)}")
     if config.out is not None:
         check_writable_folder(config.out, "--out")
+        if (config.out / ROWS).exists():
+            check_rows_file(config.out / ROWS, "--out")
 
 
 def _measure(config: Harness, questions: "list[Questions]", device: Any) -> int:
@@ -113,8 +119,7 @@ def _measure(config: Harness, questions: "list[Questions]", device: Any) -> int:
     subject = open_subject(config.model, config.adapter, device)
     lengths = tuple(sorted(set(config.lengths))) or (_own_length(subject),)
     plan = {
-        length: [*(choices_task(q) for q in questions), *_texts(config, corpora, length, max(lengths)), *named]
-        for length in lengths
+        length: [*(choices_task(q) for q in questions), *_texts(config, corpora, length), *named] for length in lengths
     }
     _check_names(plan[lengths[0]])
     _tell_window(subject, lengths)
@@ -136,10 +141,10 @@ def _measure(config: Harness, questions: "list[Questions]", device: Any) -> int:
     return 0
 
 
-def _texts(config: Harness, corpora: "list[Corpus]", length: int, longest: int) -> "list[Selected]":
+def _texts(config: Harness, corpora: "list[Corpus]", length: int) -> "list[Selected]":
     from dape.hf.harness.tasks import last_k_task, rolling_task
 
-    found = [last_k_task(c, length, k=config.last_k, windows=config.windows, longest=longest) for c in corpora]
+    found = [last_k_task(c, length, k=config.last_k, windows=config.windows, reach=config.reach) for c in corpora]
     return found + [rolling_task(c) for c in corpora if config.rolling]
 
 

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from dape.cli.console import ONE_LINE_PER_ROW, open_console
 from dape.errors import UsageError
-from dape.positional.catalogue import DAPE_V2, RANDOMIZED, Entry, encodings
+from dape.positional.catalogue import Entry, encodings
+from dape.positional.names import DAPE_V2, RANDOMIZED
 
 LEGEND = """\
 A  scaled scores q k / sqrt(d)      i, j, p  position of query, key, token

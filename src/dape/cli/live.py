@@ -124,13 +124,13 @@ class LivePerplexity(LiveRuns):
 
 def side_by_side(plan: "Grid[Any]") -> int:
     """How many runs at a time, if nobody says."""
-    from dape.sweep.pool import usable_cores
+    from dape.machine import usable_cores
 
     return min(usable_cores(), len(plan.runs())) if plan.device == "cpu" else 1
 
 
 def threads_each(jobs: int) -> int:
-    from dape.sweep.pool import usable_cores
+    from dape.machine import usable_cores
 
     return max(1, usable_cores() // jobs)
 

@@ -3,15 +3,19 @@
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+
+from dape.data.archives import MAX_EXPANSION
 
 if TYPE_CHECKING:
     from dape.data.documents import Tally
     from dape.data.prepare import Prepared
+    from dape.data.store import Manifest
 
 _Sources = tuple[str, ...]
 
@@ -31,10 +35,13 @@ class Prepare:
 
     source: Annotated[
         _Sources, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE [SOURCE]...", help_behavior_hint="")
-    ]
+    ] = ()
     """Files, folders, -, stdlib, sotu or hf:NAME."""
-    out: Path
+    out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
     """The folder to make."""
+    check: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
+    """Make nothing: read all of this prepared folder and compare it with its checksums. Folders are checked whenever
+    they are opened, but of large files only samples."""
     tokenizer: str = "bytes"
     """bytes; bpe:N, learned from the training documents (such as bpe:8192); or a tokenizer.json."""
     validation_share: float = 0.05
@@ -47,6 +54,8 @@ class Prepare:
     """Refuse broken UTF-8 instead of replacing and counting it."""
     shard_tokens: int = 1 << 26
     """Tokens per file."""
+    max_expansion: float = MAX_EXPANSION
+    """How many times larger than a compressed file its content may be; 64 MB are always allowed."""
     overwrite: bool = False
     """Replace a prepared folder, or what is left of an unfinished one, made with other settings."""
 
@@ -55,6 +64,10 @@ def prepare(config: Prepare) -> int:
     from dape.data import prepare as data
     from dape.errors import UsageError
 
+    if config.check is not None:
+        return check(config, config.check)
+    if config.out is None:
+        raise UsageError("--out is missing: the folder to make")
     if not config.source:
         hint = ", before --validation, which takes all names after it" if config.validation else ""
         raise UsageError(f"nothing to prepare: name a file, a folder, stdlib, sotu or hf:NAME{hint}")
@@ -66,6 +79,7 @@ def prepare(config: Prepare) -> int:
         strict=config.strict,
         shard_tokens=config.shard_tokens,
         overwrite=config.overwrite,
+        max_expansion=config.max_expansion,
     )
     try:
         with _Progress() as progress:
@@ -74,6 +88,19 @@ def prepare(config: Prepare) -> int:
         print("dape: interrupted; the same command goes on where this one stopped", file=sys.stderr)
         return 130
     print("\n".join(summary(prepared, config)))
+    return 0
+
+
+def check(config: Prepare, folder: Path) -> int:
+    from dape.data.store import Corpus
+    from dape.errors import UsageError
+
+    if config.source or config.out is not None:
+        raise UsageError("--check reads a folder that is there and makes none; leave SOURCE and --out away")
+    corpus = Corpus.open(folder)
+    corpus.verify()
+    tokens = len(corpus.train) + len(corpus.validation)
+    print(f"{folder} is whole: {tokens:,} tokens, hash {corpus.hash[:16]}, every checksum agrees")
     return 0
 
 
@@ -93,19 +120,19 @@ def summary(prepared: "Prepared", config: Prepare) -> list[str]:
     return lines
 
 
-def _split(manifest: dict) -> str:
+def _split(manifest: "Manifest") -> str:
     share = manifest["validation"]["tokens"] / manifest["counts"]["tokens"]
     if manifest["split"] == "given":
         return "the sources given with --validation"
     if manifest["split"] == "tail":
         return f"the last {share:.1%} of the text, as it has too few documents to hold out whole ones"
-    asked = manifest["validation_share"]
+    asked = manifest.get("validation_share", share)
     documents = f"{manifest['validation']['documents']:,} documents by content, {share:.1%} of the tokens"
     advice = "" if asked / 3 <= share <= asked * 3 else f" (not {asked:.1%}: there are few documents; see --validation)"
     return documents + advice
 
 
-def _remarks(counts: dict) -> str:
+def _remarks(counts: Mapping[str, Any]) -> str:
     kinds = {
         "replaced_characters": "broken characters replaced",
         "duplicate_documents": "duplicates",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dape.cli.checks import check_reach
+from dape.cli.checks import check_reach, check_rows_file
 from dape.cli.console import open_console
 from dape.cli.devices import set_threads, use_device
 from dape.errors import UsageError
@@ -31,7 +31,7 @@ def ask(config: "Probe", checkpoint: Path) -> int:
     )
     settings.check()
     if config.json is not None:
-        check_writable_file(config.json, "--json")
+        check_rows_file(config.json, "--json")
     for task in settings.tasks if config.figure is not None else ():
         check_writable_file(figure_path(config, task).with_suffix(".png"), "--figure")
     device = use_device(config.device)

@@ -177,57 +177,27 @@ def _first_row(path: Path) -> "Row | None":
 
 def rows_of(path: Path) -> "tuple[list[Row], list[str]]":
     """All rows that can be read, and what could not: one broken line must not hide what all others say."""
-    from dape.evaluation.records import Row
+    from dape.evaluation.records import read_rows
 
     if not path.is_file():
         return [], []
-    rows, bad = [], []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    bad: list[str] = []
+    rows = []
+    for row in read_rows(path, warn=bad.append):
         try:
-            rows.append(checked(Row.from_json(line)))
-        except (ValueError, TypeError) as error:
-            cut = number == len(lines)
-            bad.append(
-                f"line {number} is left out: it was not written to its end"
-                if cut
-                else f"line {number} is left out: not a result row ({error})"
-            )
+            rows.append(checked(row))
+        except ValueError as error:
+            bad.append(f"the row of {row.run} at length {row.length} ({error})")
     more = [f"{len(bad) - MOST_WARNINGS} more lines are left out"] if len(bad) > MOST_WARNINGS else []
-    warnings = [f"{path.name}: {text}" for text in [*bad[:MOST_WARNINGS], *more]]
-    return rows, warnings if rows or bad else [f"{path.name} is empty"]
+    warnings = [f"{path.name} is left out in part: {text}" for text in [*bad[:MOST_WARNINGS], *more]]
+    return rows, warnings
 
 
-KINDS = {
-    "run": str,
-    "method": str,
-    "seed": int,
-    "train_length": int,
-    "length": int,
-    "metric": str,
-    "protocol": str,
-    "data_hash": str,
-    "scored_tokens": int,
-    "variant": str,
-    "tokenizer": str,
-    "note": str,
-    "mode": str,
-    "extra": dict,
-    "k": int | None,
-    "windows": int | None,
-    "step": int | None,
-}
 EXTRA_KINDS = {"task": str, "lr": int | float, **dict.fromkeys(COORDINATES, int | float)}
 
 
 def checked(row: "Row") -> "Row":
-    """The row, if its fields are what they are said to be: a file may have been edited by hand."""
-    for name, kind in KINDS.items():
-        if not isinstance(getattr(row, name), kind):
-            raise ValueError(f"{name} is {getattr(row, name)!r}")
+    """The row, if it can be drawn: a file may have been edited by hand."""
     for name, kind in EXTRA_KINDS.items():
         if name in row.extra and not isinstance(row.extra[name], kind):
             raise ValueError(f"{name} is {row.extra[name]!r}")

@@ -1,8 +1,8 @@
 """``dape reproduce``: an experiment of the paper, its numbers beside ours, and what became of its claims."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -12,9 +12,6 @@ from dape.files import check_writable_folder
 from dape.reproduce import scales
 from dape.reproduce.catalogue import EXPERIMENTS, Experiment, find
 from dape.reproduce.scales import Scale, ScaleName
-
-if TYPE_CHECKING:
-    pass
 
 LIST = "list"
 
@@ -31,9 +28,17 @@ class Reproduce:
     id: Annotated[str, tyro.conf.Positional] = LIST
     """An experiment; `list` shows them all."""
     scale: ScaleName = "smoke"
-    """smoke: does it run, in two minutes. cpu: about an hour on two cores. gpu: hours on a GPU. paper: as published."""
+    """smoke: does it run, in two minutes. cpu: about an hour on two cores. night: 8 million tokens a run, hours on two
+    cores. gpu: hours on a GPU. paper: as published."""
+    tokens: float | None = None
+    """Tokens that each run sees, in place of the scale's; for a ladder, one --out for each number."""
+    size: Literal["125m", "350m", "2.7b", "6.7b"] | None = None
+    """Model size in place of the experiment's, as the scale has it; for a ladder, one --out for each size."""
     seeds: int | None = None
     """Runs of each kind, with seeds 0, 1, ...; by default as in the paper."""
+    budget: float | None = None
+    """Hours that it may take on this machine: a few steps are timed, then seeds and steps are cut to fit, and what was
+    cut is said. A folder keeps the plan it was begun with."""
     out: Path | None = None
     """Folder of the experiment; by default runs/reproduce/ID-SCALE."""
     data: str | None = None
@@ -53,8 +58,9 @@ class Reproduce:
 def run(config: Reproduce) -> int:
     if config.id == LIST:
         return list_experiments()
-    experiment, scale = find(config.id), scales.find(config.scale)
-    out = config.out or Path("runs/reproduce") / f"{experiment.id}-{scale.name}"
+    experiment, scale = chosen(config)
+    rung = (config.size, None if config.tokens is None else f"{config.tokens:g}-tokens")
+    out = config.out or Path("runs/reproduce") / "-".join([experiment.id, scale.name, *filter(None, rung)])
     check(config, out)
     if config.dry_run:
         return dry_run(config, experiment, scale)
@@ -62,6 +68,27 @@ def run(config: Reproduce) -> int:
 
     runners = {"che": reproduce_che.run, "time": reproduce_time.run}
     return runners.get(experiment.kind, reproduce_runs.run)(config, out, experiment, scale)
+
+
+def chosen(config: Reproduce) -> tuple[Experiment, Scale]:
+    """The experiment at the scale, with what the flags change in both."""
+    experiment, scale = find(config.id), scales.find(config.scale)
+    for name in ("tokens", "size", "budget"):
+        if experiment.kind != "language" and getattr(config, name) is not None:
+            raise UsageError(f"--{name} is for experiments that train language models; {experiment.id} is not one")
+    if config.budget is not None and not 0 < config.budget < 1e5:
+        raise UsageError(f"--budget must be a number of hours above 0, got {config.budget:g}")
+    if config.budget is not None and config.tokens is not None:
+        raise UsageError("--budget decides the number of tokens; leave --tokens out")
+    if config.size:
+        experiment = replace(experiment, sizes=(config.size,))
+    if config.tokens is not None:
+        if not 1 <= config.tokens < 1e15:
+            raise UsageError(f"--tokens must be a number from 1 on, got {config.tokens:g}")
+        if scale.tokens is None:
+            raise UsageError(f"--tokens: scale {scale.name} takes its steps from the paper; choose another --scale")
+        scale = scale.with_tokens(int(config.tokens))
+    return experiment, scale
 
 
 def list_experiments() -> int:

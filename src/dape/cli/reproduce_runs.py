@@ -28,9 +28,11 @@ MAP_SAMPLES = 2
 def run(config: "Reproduce", out: Path, experiment: Experiment, scale: Scale) -> int:
     with locked(out):
         plan = plan_of(config, out, experiment, scale)
+        jobs = config.jobs or side_by_side(plan)
+        if config.budget is not None:
+            plan = _within(plan, config.budget, jobs)
         plan.begin()
         reused = plan.reuse(config.reuse)
-        jobs = config.jobs or side_by_side(plan)
         _announce(plan, jobs, reused)
         failures = run_shown(plan, LivePanels, jobs=jobs, threads=threads_each(jobs))
         heads = draw_maps(plan, config.device) if experiment.kind == "maps" and not failures else []
@@ -41,6 +43,7 @@ def plan_of(config: "Reproduce", out: Path, experiment: Experiment, scale: Scale
     """Everything that can be wrong is found here, before anything is trained."""
     from dape.cli.devices import use_device
     from dape.data.corpora import open_data
+    from dape.data.store import is_prepared
     from dape.reproduce.plan import Reproduction
 
     data = config.data or scale.data
@@ -50,7 +53,8 @@ def plan_of(config: "Reproduce", out: Path, experiment: Experiment, scale: Scale
             "Make a folder of your own text with `dape prepare`"
         )
     device = str(use_device(config.device))
-    corpus = open_data(data, out=out / "data")
+    tokenizer = "bytes" if is_prepared(Path(data)) else scale.tokenizer
+    corpus = open_data(data, out=out / "data", tokenizer=tokenizer)
     plan = Reproduction(
         out=out,
         experiment=experiment,
@@ -62,9 +66,27 @@ def plan_of(config: "Reproduce", out: Path, experiment: Experiment, scale: Scale
         device=device,
     )
     for run in plan.runs():
-        check_model(plan.model(run))
+        check_model(plan.model(run), plan.scale.train(run.size, run.train_length), device)
         check_reach(plan.model(run), max(plan.effort(run).tests))
     return plan
+
+
+def _within(plan: "Reproduction", hours: float, jobs: int) -> "Reproduction":
+    """The plan cut to the hours: the one the folder was begun with, or a new one."""
+    from dape.reproduce.budget import fit, speeds_of
+
+    known = plan.saved_budget()
+    if known is not None:
+        if known["hours"] != hours:
+            raise UsageError(
+                f"--out {plan.out} was planned for --budget {known['hours']:g}, now {hours:g}; use another --out"
+            )
+        print(f"budget: {hours:g} hours, planned before: {known['seeds']} seeds of {known['steps']} steps")
+        return plan.budgeted(hours, seeds=known["seeds"], steps=known["steps"])
+    speeds = speeds_of(plan, threads_each(jobs), watch=lambda text: print(text, file=sys.stderr, flush=True))
+    fitted, cut = fit(plan, speeds, hours, jobs)
+    print(f"budget: {hours:g} hours; " + (f"cut to {' and '.join(cut)}" if cut else "nothing has to be cut"))
+    return plan.budgeted(hours, seeds=fitted.seeds, steps=fitted.scale.steps or 0)
 
 
 def _announce(plan: "Reproduction", jobs: int, reused: int) -> None:

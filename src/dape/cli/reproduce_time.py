@@ -40,7 +40,7 @@ def run(config: "Reproduce", out: Path, experiment: Experiment, scale: Scale) ->
         device, results = str(use_device(config.device)), out / RESULTS
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / FILE, yaml.safe_dump({"experiment": experiment.id, "scale": scale.name}, sort_keys=False))
-        known = read_rows(results) if results.exists() else []
+        known = read_rows(results, unfinished=True) if results.exists() else []
         for size in sizes:
             if size in {row.extra["model"] for row in known}:
                 print(f"{size}: measured already, in {results}")

@@ -45,6 +45,8 @@ class Train:
     """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
     threads: int | None = None
     """Threads of torch on the CPU; None leaves the choice to torch, or to the run that is resumed."""
+    dry_run: bool = False
+    """Say how large the model is, what it needs and how long its text is, and do nothing."""
     tensorboard: bool = False
     """Also write metrics for TensorBoard into the run's folder."""
     wandb: str | None = None
@@ -77,13 +79,30 @@ def run(config: Train) -> int:
     check_writable_folder(folder, "--out")
     device = use_device(config.device)
     set_threads(config.threads)
-    check_model(config.model)
+    check_model(config.model, config.train, str(device))
+    if config.dry_run:
+        return _dry_run(config)
     with locked(folder):
         trainer = _prepare(config, folder, device)
         if trainer.step == config.train.steps:
             print(f"{folder} has already reached its last step, {trainer.step}")
             return 0
         return _train(trainer, folder)
+
+
+def _dry_run(config: Train) -> int:
+    """What does not fit has been refused before."""
+    from dape.machine import in_words
+    from dape.training.cost import training_cost
+
+    model, train = config.model, config.train
+    cost, tokens = training_cost(model, train), train.steps * train.batch * model.train_length
+    size = f"{model.layers} layers of width {model.width}, {cost.parameters:,} parameters with bytes as tokens"
+    print(f"{model.encoding}: {size}")
+    print(f"{train.steps} steps of {train.batch} x {model.train_length} tokens, {tokens:.3g} in all")
+    print(f"memory: about {in_words(cost.memory_bytes)} on one device; operations: {cost.flops:.3g}")
+    print("nothing was run")
+    return 0
 
 
 def default_folder(model: DecoderConfig, train: TrainConfig) -> Path:
@@ -102,14 +121,14 @@ def _prepare(config: Train, folder: Path, device: object) -> "Trainer":
     begun = (folder / CONFIG).is_file()
     if begun and not config.resume:
         raise UsageError(f"{folder} already holds a run; add --resume to continue it, or choose another --out")
-    if begun:
-        saved = RunConfig.read(folder)
-        given.check_continues(saved, folder)
-        if saved.threads != given.threads:
-            print(f"note: begun with {saved.threads} threads, now {given.threads}: the last bits may differ")
+    saved = RunConfig.read(folder) if begun else given
+    given.check_continues(saved, folder)
     corpus = open_data(config.data, out=folder / "data")
     folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(folder, given, corpus, device=device, trackers=[])
+    before = trainer.threads_before or saved.threads
+    if before != given.threads:
+        print(f"note: begun with {before} threads, now {given.threads}: the last bits may differ")
     trainer.trackers = _trackers(config, folder, trainer.config)
     # Last, when nothing can fail any more: a folder with settings counts as a run that has begun.
     trainer.config.write(folder)

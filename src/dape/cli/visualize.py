@@ -120,7 +120,7 @@ def _ends(corpus: "Corpus", length: int, samples: int) -> "np.ndarray":
     """Where the windows end. One token apart is enough: only their last query is looked at."""
     from dape.data.windows import evaluation_ends
 
-    return evaluation_ends(corpus.validation, longest=length, k=1, windows=samples, same_document=False)
+    return evaluation_ends(corpus.validation, reach=length, k=1, windows=samples, same_document=False)
 
 
 def _windows(corpus: "Corpus", ends: "np.ndarray", length: int) -> "np.ndarray":

@@ -4,7 +4,8 @@ import json
 from typing import Any
 
 import tyro
-import yaml
+
+from dape.reading import parse_json, parse_yaml, reading, short
 
 
 def _read(words: list[str]) -> dict[str, Any]:
@@ -20,12 +21,10 @@ def _read(words: list[str]) -> dict[str, Any]:
 def _read_value(value: str, word: str) -> Any:
     """JSON, which knows 1e-5, or else YAML, which needs no quotes."""
     try:
-        return json.loads(value)
+        return parse_json(value)
     except ValueError:
-        try:
-            return yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ValueError(f"{word!r}: cannot read the value ({' '.join(str(error).split())})") from error
+        with reading(short(word), "cannot read the value"):
+            return parse_yaml(value)
 
 
 def write_key_values(options: dict[str, Any]) -> list[str]:

@@ -10,12 +10,13 @@ from dataclasses import fields, is_dataclass
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
-
-import yaml
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 from dape.config.fields import write_key_values
 from dape.errors import UsageError
+from dape.reading import as_record, parse_yaml, reading, short
+
+T = TypeVar("T")
 
 
 def preset_names() -> list[str]:
@@ -30,26 +31,35 @@ def read_preset(name: str) -> dict[str, Any]:
         near = difflib.get_close_matches(name, preset_names(), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UsageError(f"--preset {name}: no such preset.{hint} There are: {', '.join(preset_names())}")
-    return yaml.safe_load((_presets() / f"{name}.yaml").read_text(encoding="utf-8"))
+    return parse_yaml((_presets() / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with reading(path, "is not YAML"):
+            settings = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"--config {path}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path}: is not YAML ({' '.join(str(error).split())})") from error
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     if not isinstance(settings, dict):
-        raise UsageError(f"--config {path}: must hold sections such as model: and train:")
+        raise UsageError(f"{path}: must hold sections such as model: and train:")
     return settings
+
+
+def read_settings(path: Path, kind: type[T]) -> T:
+    """A YAML file whose content is described by ``kind``."""
+    try:
+        return as_record(kind, read_yaml(path), path)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def with_settings(argv: Sequence[str], command: type) -> list[str]:
     """``argv`` with what its preset and its ``--config`` say put in front, the file after the preset. The preset is the
     one typed, or the one the file names, or the command's own."""
     path = value_of("--config", argv)
-    settings = {} if path is None else read_yaml(Path(path))
+    settings = {} if path is None else _read_config(path)
     for name in ("config", "resume", "out"):
         if name in settings:
             raise UsageError(f"{path}: {name} belongs on the command line, not in a file")
@@ -57,6 +67,13 @@ def with_settings(argv: Sequence[str], command: type) -> list[str]:
     settings.pop("preset", None)
     before = as_flags(read_preset(str(preset)), command, f"preset {preset}")
     return ["--preset", str(preset), *before, *as_flags(settings, command, str(path)), *argv]
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    try:
+        return read_yaml(Path(path))
+    except UsageError as error:
+        raise UsageError(f"--config {error}") from error
 
 
 def _default(command: type, name: str) -> Any:
@@ -81,7 +98,7 @@ def as_flags(settings: Mapping[str, Any], command: type, where: str) -> list[str
         section = hints[name]
         if is_dataclass(section):
             if not isinstance(value, Mapping):
-                raise UsageError(f"{where}: {name} must be a section with its own lines, not {value!r}")
+                raise UsageError(f"{where}: {name} must be a section with its own lines, not {short(value)}")
             inner = get_type_hints(section)
             for key, item in value.items():
                 _check_name(key, inner, where, prefix=f"{name}.")
@@ -95,10 +112,10 @@ def _flag(name: str, value: Any, kind: Any, where: str) -> list[str]:
     """The words for one setting, whose field has the type ``kind``."""
     switch = kind is bool
     if switch and not isinstance(value, bool):
-        raise UsageError(f"{where} must be true or false, not {value!r}")
+        raise UsageError(f"{where} must be true or false, not {short(value)}")
     several = get_origin(kind) in (tuple, dict)
     if isinstance(value, list | tuple | dict) and not several:
-        raise UsageError(f"{where} must be a single value, not {value!r}")
+        raise UsageError(f"{where} must be a single value, not {short(value)}")
     flag = "--" + name.replace("_", "-")
     match value:
         case bool() if switch:

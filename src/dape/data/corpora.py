@@ -33,7 +33,10 @@ def open_data(
         return _with_tokenizer(Corpus.open(Path(spec)), tokenizer)
     if out is None:
         raise UsageError(f"{spec}: not a prepared folder. Prepare it first: dape prepare {spec} --out DIR")
-    return prepare([spec], out, Options(tokenizer=tokenizer), progress).corpus
+    try:
+        return prepare([spec], out, Options(tokenizer=tokenizer), progress).corpus
+    except UsageError as error:
+        raise UsageError(str(error) if spec in str(error) else f"{spec}: {error}") from error
 
 
 def _with_tokenizer(corpus: Corpus, spec: str) -> Corpus:
@@ -65,7 +68,7 @@ def _bundled(name: str, out: Path | None, tokenizer: str, progress: Watcher | No
 
 def _key(name: str, tokenizer: str) -> str:
     """Another Python has another standard library, and must not find this one."""
-    inputs = digest(expand(name, Path()).items)
+    inputs = digest(expand(name).items)
     parts = (str(FORMAT), inputs, tokenizer_identity(tokenizer))
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 

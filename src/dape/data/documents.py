@@ -1,21 +1,26 @@
 """Documents, one after the other, from a list of items: decoded, cleaned and counted."""
 
-import hashlib
+import codecs
+import contextlib
 import io
 import json
-import re
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dape.data.formats import HubName, Record, read_hub, read_lines, read_parquet, read_text
+from dape.data.archives import MAX_EXPANSION, Archive
+from dape.data.formats import HubName, Record, chunks_of, read_hub, read_lines, read_parquet, read_text
+from dape.data.long_json import CleanString, LongJSON
 from dape.data.sources import Item
+from dape.data.text import Collected, Text
 from dape.errors import UsageError
 
-_SURROGATES = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "�".encode()
+_NOTHING = object()
+"""The text of an empty line."""
 
 
 class Position(NamedTuple):
@@ -29,17 +34,12 @@ BEGINNING = Position(0, 0)
 
 
 class Document(NamedTuple):
-    text: str
-    content: bytes
-    """The same, as UTF-8."""
+    text: Text
     start: int
     """Bytes of text in all documents before this one."""
     part: str
     """train or validation if its source was named for one of them."""
     next: Position
-
-    def digest(self) -> bytes:
-        return hashlib.sha256(self.content).digest()
 
 
 @dataclass
@@ -68,6 +68,10 @@ class Reading:
     text_field: str = "text"
     strict: bool = False
     """Refuse broken UTF-8 instead of replacing it."""
+    max_expansion: float = MAX_EXPANSION
+    """How many times larger than a compressed file its content may be."""
+    folder: Path | None = None
+    """For temporary files, which hold texts that are too long for the memory."""
 
 
 def read_documents(
@@ -79,79 +83,118 @@ def read_documents(
         item = items[number]
         skip = start.record if number == start.item else 0
         for index, record in enumerate(_records(item, reading, skip), skip + 1):
-            tally.consumed = before + record.consumed
+            tally.consumed = before + (item.size if item.kind in ("text", "python") else record.consumed)
             text = _text(item, record, reading, tally)
             if text is None:
                 continue
-            if not text.strip():
-                tally.empty += 1
-                continue
-            content = text.encode("utf-8")
-            document = Document(text, content, tally.bytes, item.part, Position(number, index))
+            document = Document(text, tally.bytes, item.part, Position(number, index))
             tally.documents += 1
-            tally.bytes += len(content)
+            tally.bytes += text.size
             yield document
         before += item.size
 
 
 def _records(item: Item, reading: Reading, skip: int) -> Iterator[Record]:
-    if item.kind == "jsonl":
-        return read_lines(Path(item.path), item.name, skip)
-    if item.kind == "parquet":
-        return read_parquet(Path(item.path), item.name, skip, reading.text_field)
     if item.kind == "hub":
         return read_hub(HubName.parse(item.path), skip, reading.text_field)
-    return read_text(Path(item.path), item.name, skip)
+    archive = Archive(Path(item.path), reading.max_expansion, reading.folder)
+    if item.kind == "jsonl":
+        return read_lines(archive, item.name, skip)
+    if item.kind == "parquet":
+        return read_parquet(archive, item.name, skip, reading.text_field)
+    return read_text(archive, item.name, skip)
 
 
-def _text(item: Item, record: Record, reading: Reading, tally: Tally) -> str | None:
+def _text(item: Item, record: Record, reading: Reading, tally: Tally) -> Text | None:
     """The text of a record, or None if there is none to count."""
     content = record.content
     if item.kind in ("text", "python"):
-        assert isinstance(content, bytes)
-        if b"\0" in content:
-            return _refuse_binary(item, content, tally)
-        return _decode(content, record, reading, tally, _python_encoding(content) if item.kind == "python" else "utf-8")
+        assert not isinstance(content, str | None)
+        return _text_of_file(item, chunks_of(content), record, reading, tally)
     if item.kind == "jsonl":
-        assert isinstance(content, bytes)
-        if not content.strip():
+        assert not isinstance(content, str | None)
+        content = _json_field(content, record, reading, tally)
+        if content is _NOTHING:
             return None
-        content = _json_field(_decode(content, record, reading, tally), record.where, reading.text_field)
     if content is None:
         tally.empty += 1
         return None
-    if isinstance(content, bytes):
-        return _decode(content, record, reading, tally)
-    if not isinstance(content, str):
+    if isinstance(content, str):
+        content = CleanString.of(content, reading.folder)
+    if isinstance(content, CleanString):
+        return _clean(content, record, reading, tally)
+    if not isinstance(content, bytes):
         raise UsageError(
             f"{record.where}: {reading.text_field!r} is {type(content).__name__}, not text. See --text-field."
         )
-    return _without_surrogates(content, record, reading, tally)
+    return _collected(_decoded(chunks_of(content), record, reading, tally), reading, tally)
 
 
-def _refuse_binary(item: Item, content: bytes, tally: Tally) -> None:
-    if item.named:
-        utf16 = content[:2] in (b"\xff\xfe", b"\xfe\xff")
-        advice = "It seems to be UTF-16: convert it to UTF-8 first (iconv)." if utf16 else "Only text can be prepared."
-        raise UsageError(f"{item.name}: is a binary file (a zero byte at {content.index(0)}). {advice}")
-    tally.binary += 1
-
-
-def _decode(content: bytes, record: Record, reading: Reading, tally: Tally, encoding: str = "utf-8") -> str:
-    bom = 3 if content.startswith(b"\xef\xbb\xbf") and record.offset == 0 and encoding == "utf-8" else 0
+def _text_of_file(item: Item, chunks: Iterator[bytes], record: Record, reading: Reading, tally: Tally) -> Text | None:
+    first = next(chunks, b"")
+    encoding = _python_encoding(first) if item.kind == "python" else "utf-8"
     try:
-        return content[bom:].decode(encoding)
-    except UnicodeDecodeError as error:
-        if reading.strict:
-            at = (record.offset or 0) + bom + error.start
+        return _collected(
+            _decoded(_without_zeros(chain([first], chunks)), record, reading, tally, encoding), reading, tally
+        )
+    except _ZeroByte as zero:
+        if item.named:
+            utf16 = first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            advice = "It seems to be UTF-16: convert it to UTF-8 first (iconv)." if utf16 else "Only text is prepared."
+            raise UsageError(f"{item.name}: is a binary file (a zero byte at {zero.at}). {advice}") from None
+    tally.binary += 1
+    return None
+
+
+class _ZeroByte(Exception):
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+def _without_zeros(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    before = 0
+    for chunk in chunks:
+        if b"\0" in chunk:
+            raise _ZeroByte(before + chunk.index(0))
+        yield chunk
+        before += len(chunk)
+
+
+def _collected(pieces: Iterable[str], reading: Reading, tally: Tally) -> Text | None:
+    made = Collected(reading.folder)
+    for piece in pieces:
+        made.add(piece)
+    if made.blank:
+        tally.empty += 1
+        return None
+    return made.text()
+
+
+def _decoded(
+    chunks: Iterator[bytes], record: Record, reading: Reading, tally: Tally, encoding: str = "utf-8"
+) -> Iterator[str]:
+    """Strings without half a character at their ends. What was replaced counts if ``chunks`` come to their end."""
+    decoder = codecs.getincrementaldecoder(encoding)("strict" if reading.strict else "replace")
+    at, replaced, tail = record.offset or 0, 0, b""
+    for chunk in chain(chunks, [None]):  # None: the end
+        data = chunk or b""
+        if chunk and at == record.offset == 0 and encoding == "utf-8" and data.startswith(codecs.BOM_UTF8):
+            at, data = 3, data[3:]
+        try:
+            text = decoder.decode(data, final=chunk is None)
+        except UnicodeDecodeError as error:
+            for _ in chunks:  # they may say that this is no text at all
+                pass
+            at += error.start - (len(error.object) - len(data))
             raise ValueError(
                 f"{record.where}: broken {encoding.upper()} at byte {at} ({error.reason}). "
                 f"Without --strict such bytes are replaced by U+FFFD and counted."
             ) from None
-    text = content[bom:].decode(encoding, errors="replace")
-    already = content.count(_REPLACEMENT) if encoding == "utf-8" else 0
-    tally.replaced_characters += text.count("�") - already
-    return text
+        already = (tail + data).count(_REPLACEMENT) if encoding == "utf-8" else 0
+        replaced += text.count("�") - already
+        at, tail = at + len(data), (tail + data)[-2:]
+        yield text
+    tally.replaced_characters += replaced
 
 
 def _python_encoding(content: bytes) -> str:
@@ -163,11 +206,37 @@ def _python_encoding(content: bytes) -> str:
     return "utf-8" if encoding == "utf-8-sig" else encoding
 
 
-def _json_field(line: str, where: str, name: str) -> Any:
+def _json_field(content: bytes | Iterator[bytes], record: Record, reading: Reading, tally: Tally) -> Any:
+    """A value of JSON, a long string as CleanString."""
+    if isinstance(content, bytes) and not content.strip():
+        return _NOTHING
+    pieces = _decoded(chunks_of(content), record, reading, tally)
+    if isinstance(content, bytes):
+        line, long = "".join(pieces), {}
+        with _named(record):
+            given = json.loads(line)
+    else:
+        reader = LongJSON(reading.folder)
+        for piece in pieces:
+            with _named(record):
+                reader.feed(piece)
+        if reader.blank:
+            return _NOTHING
+        with _named(record):
+            given, long = reader.value(), reader.long
+    value = _field(given, record.where, reading.text_field)
+    return long.get(value, value) if isinstance(value, str) else value
+
+
+@contextlib.contextmanager
+def _named(record: Record) -> Iterator[None]:
     try:
-        content = json.loads(line)
+        yield
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON ({error})") from error
+        raise ValueError(f"{record.where}: not JSON ({error})") from error
+
+
+def _field(content: Any, where: str, name: str) -> Any:
     if not isinstance(content, dict):
         raise ValueError(f"{where}: not a JSON object but {type(content).__name__}")
     if name not in content:
@@ -176,10 +245,11 @@ def _json_field(line: str, where: str, name: str) -> Any:
     return content[name]
 
 
-def _without_surrogates(text: str, record: Record, reading: Reading, tally: Tally) -> str:
-    """JSON can write half of a character (\\ud83d), which no UTF-8 can."""
-    clean, count = _SURROGATES.subn("�", text)
-    if count and reading.strict:
+def _clean(string: CleanString, record: Record, reading: Reading, tally: Tally) -> Text | None:
+    if string.surrogates and reading.strict:
         raise ValueError(f"{record.where}: half of a UTF-16 character, which has no UTF-8 form. See --strict.")
-    tally.replaced_characters += count
-    return clean
+    tally.replaced_characters += string.surrogates
+    if string.blank:
+        tally.empty += 1
+        return None
+    return string.text

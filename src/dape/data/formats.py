@@ -3,22 +3,23 @@
 Every reader takes the number of records to skip, so that an interrupted preparation goes on without redoing work.
 """
 
-import bz2
 import contextlib
-import gzip
-import io
-import lzma
 import re
 import shutil
 import tempfile
-import zlib
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from dape.data.archives import Archive, suffixes
+from dape.data.text import LONG
 from dape.errors import UsageError
 
-COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
+CHUNK = 1 << 20
+"""Bytes of a long document that are read at once."""
+
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 # Inside folders only files with these names are taken; a file that is named itself may be called anything.
 KNOWN = re.compile(
@@ -29,20 +30,14 @@ KNOWN = re.compile(
 
 
 class Record(NamedTuple):
-    content: bytes | str | None
+    content: bytes | Iterator[bytes] | str | None
+    """An iterator of what is too long to be held in memory."""
     where: str
     """For messages: file, and line or row."""
     offset: int | None = None
     """Where the content begins in the file, before compression; None if files of this format have no such place."""
     consumed: int = 0
     """Bytes of the file read so far, to show progress."""
-
-
-def suffixes(path: str | PurePath) -> tuple[str, str]:
-    """Suffix of the format and of the compression: ("book.txt.gz") -> (".txt", ".gz")."""
-    path = PurePath(path)
-    compression = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ""
-    return (PurePath(path.stem) if compression else path).suffix.lower(), compression
 
 
 def kind_of(path: str | PurePath) -> str:
@@ -53,95 +48,68 @@ def is_known(path: str | PurePath) -> bool:
     return KNOWN.fullmatch(suffixes(path)[0]) is not None
 
 
-# Compression ---------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """The file without its compression, and the file itself."""
-    broken = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
-    with path.open("rb") as raw:
-        compression = suffixes(path)[1]
-        if not compression:
-            yield raw, raw
-            return
-        stream, own_errors = _decompress(raw, compression, path)
-        try:
-            yield stream, raw
-        except (*broken, *own_errors) as error:
-            raise ValueError(f"{path}: broken {compression} file, or cut off ({error})") from error
-        except OSError as error:
-            if error.errno is not None or compression != ".bz2":  # bz2 reports damage as OSError without number
-                raise
-            raise ValueError(f"{path}: broken {compression} file ({error})") from error
-
-
-def _decompress(raw: BinaryIO, compression: str, path: Path) -> tuple[BinaryIO, tuple[type[Exception], ...]]:
-    if compression == ".zst":
-        try:
-            import zstandard
-        except ImportError:
-            raise UsageError(f"{path}: needs the library zstandard; pip install 'dape[data]'") from None
-        return cast(BinaryIO, io.BufferedReader(_ZstdReader(raw))), (zstandard.ZstdError,)
-    open_ = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}[compression]
-    return cast(BinaryIO, open_(raw, "rb")), ()
-
-
-class _ZstdReader(io.RawIOBase):
-    """All frames of a .zst file. The library's own reader takes a file that was cut off for a complete one."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        import zstandard
-
-        self._raw, self._decompressor = raw, zstandard.ZstdDecompressor()
-        self._frame, self._input, self._output = None, b"", b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._output:
-            data = self._input or self._raw.read(1 << 16)
-            if not data:
-                if self._frame is not None:
-                    raise EOFError("the last frame is not complete")
-                return 0
-            self._frame = self._frame or self._decompressor.decompressobj()
-            self._output, self._input = self._frame.decompress(data), b""
-            if self._frame.eof:
-                self._input, self._frame = self._frame.unused_data, None
-        size = min(len(buffer), len(self._output))
-        buffer[:size], self._output = self._output[:size], self._output[size:]
-        return size
-
-
 # Readers -------------------------------------------------------------------------------------------------------------
 
 
-def read_text(path: Path, name: str, skip: int) -> Iterator[Record]:
+def chunks_of(content: bytes | Iterator[bytes]) -> Iterator[bytes]:
+    if isinstance(content, bytes):
+        return (content[at : at + LONG] for at in range(0, len(content), LONG))
+    return content
+
+
+def read_text(archive: Archive, name: str, skip: int) -> Iterator[Record]:
     if skip:
         return
-    with opened(path) as (stream, raw):
-        yield Record(stream.read(), name, 0, raw.tell())
+    with archive.opened() as (stream, raw):
+        content = stream.read(LONG)
+        if len(content) == LONG:
+            content = chain([content], iter(partial(stream.read, CHUNK), b""))
+        yield Record(content, name, 0, raw.tell())
 
 
-def read_lines(path: Path, name: str, skip: int) -> Iterator[Record]:
+def read_lines(archive: Archive, name: str, skip: int) -> Iterator[Record]:
     offset = 0
-    with opened(path) as (stream, raw):
-        for number, line in enumerate(stream, 1):
+    with archive.opened() as (stream, raw):
+        for number, line in enumerate(iter(partial(stream.readline, LONG), b""), 1):
+            rest = None if len(line) < LONG or line.endswith(b"\n") else _Rest(stream)
             if number > skip:
-                yield Record(line, f"{name}, line {number}", offset, raw.tell())
-            offset += len(line)
+                content = line if rest is None else chain([line], rest)
+                yield Record(content, f"{name}, line {number}", offset, raw.tell())
+            offset += len(line) + (rest.size() if rest else 0)
 
 
-def read_parquet(path: Path, name: str, skip: int, column: str) -> Iterator[Record]:
+class _Rest:
+    """The rest of a line, in chunks."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._size, self._ended = stream, 0, False
+
+    def __iter__(self) -> "_Rest":
+        return self
+
+    def __next__(self) -> bytes:
+        chunk = b"" if self._ended else self._stream.readline(CHUNK)
+        self._ended = not chunk or chunk.endswith(b"\n")
+        self._size += len(chunk)
+        if not chunk:
+            raise StopIteration
+        return chunk
+
+    def size(self) -> int:
+        """Of all of it; what nobody has read is read."""
+        for _ in self:
+            pass
+        return self._size
+
+
+def read_parquet(archive: Archive, name: str, skip: int, column: str) -> Iterator[Record]:
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise UsageError(f"{name}: needs the library pyarrow; pip install 'dape[data]'") from None
-    with _seekable(path) as stream:
-        size = path.stat().st_size
+    with _seekable(archive) as stream:
+        size = archive.path.stat().st_size
         try:
             file = parquet.ParquetFile(stream)
             _check_column(file.schema_arrow, column, name)
@@ -154,13 +122,13 @@ def read_parquet(path: Path, name: str, skip: int, column: str) -> Iterator[Reco
 
 
 @contextlib.contextmanager
-def _seekable(path: Path) -> Iterator[BinaryIO]:
+def _seekable(archive: Archive) -> Iterator[BinaryIO]:
     """Parquet is read from its end, which a compressed stream cannot do."""
-    with opened(path) as (stream, raw):
+    with archive.opened() as (stream, raw):
         if stream is raw:
             yield raw
             return
-        with tempfile.TemporaryFile() as copy:
+        with tempfile.TemporaryFile(dir=archive.folder) as copy:
             shutil.copyfileobj(stream, copy)
             copy.seek(0)
             yield cast(BinaryIO, copy)
@@ -181,11 +149,13 @@ def _parquet_values(file: Any, column: str, skip: int) -> Iterator[tuple[int, by
 
     number = 0
     for group in range(file.num_row_groups):
-        rows = file.metadata.row_group(group).num_rows
-        if number + rows <= skip:
-            number += rows
+        described = file.metadata.row_group(group)
+        if number + described.num_rows <= skip:
+            number += described.num_rows
             continue
-        for batch in file.iter_batches(64, row_groups=[group], columns=[column]):
+        # So many that they take no more than a long document, if all are about as long.
+        together = LONG * described.num_rows // max(described.total_byte_size, 1)
+        for batch in file.iter_batches(min(max(together, 1), 64), row_groups=[group], columns=[column]):
             values = batch.column(0)
             values = values.dictionary_decode() if isinstance(values, pyarrow.DictionaryArray) else values
             for value in values.cast(pyarrow.large_binary()):

@@ -5,17 +5,29 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NotRequired, Protocol, TypedDict
 
 from dape._version import __version__
+from dape.data.archives import MAX_EXPANSION
 from dape.data.documents import BEGINNING, Document, Position, Reading, Tally, read_documents
-from dape.data.shards import ShardWriter, count_duplicates, dtype_for
+from dape.data.shards import ShardWriter, WriterState, count_duplicates, dtype_for
 from dape.data.sources import Item, Source, joint_name
 from dape.data.split import Split, choose_split, training_sample
-from dape.data.store import FORMAT, MANIFEST, SPLITS, content_hash
-from dape.data.tokenizer import Tokenizer, load_tokenizer, open_tokenizer, parse_spec, train_bpe
+from dape.data.store import FORMAT, MANIFEST, SPLITS, content_hash, read_manifest
+from dape.data.text import Text
+from dape.data.tokenizer import (
+    TOGETHER,
+    TextTokenizer,
+    Tokenizer,
+    grouped,
+    load_tokenizer,
+    open_tokenizer,
+    parse_spec,
+    train_bpe,
+)
 from dape.errors import UsageError
 from dape.files import write_text
+from dape.reading import Count, read_json, read_record, sealed
 
 PROGRESS = "progress.json"
 BATCH_BYTES = 4 << 20
@@ -32,13 +44,27 @@ class Options:
     strict: bool = False
     shard_tokens: int = 1 << 26
     overwrite: bool = False
+    max_expansion: float = MAX_EXPANSION
 
     def check(self) -> None:
         if not 0 < self.validation_share < 1:
             raise UsageError(f"--validation-share {self.validation_share}: must lie between 0 and 1, such as 0.05")
         if self.shard_tokens < 1:
             raise UsageError(f"--shard-tokens {self.shard_tokens}: must be at least 1")
+        if not self.max_expansion >= 1:
+            raise UsageError(f"--max-expansion {self.max_expansion:g}: must be at least 1, such as {MAX_EXPANSION:g}")
         parse_spec(self.tokenizer)
+
+
+class _Progress(TypedDict):
+    """progress.json: how far the work has come."""
+
+    settings: dict[str, Any]
+    split: Split
+    position: tuple[Count, Count]
+    tally: Tally
+    train: NotRequired[WriterState]
+    validation: NotRequired[WriterState]
 
 
 class Watcher(Protocol):
@@ -99,7 +125,8 @@ class Job:
             return ready
         assert isinstance(size, int)
         self.watcher.begin(f"learning the tokenizer {self.options.tokenizer}", 0)
-        return train_bpe(size, training_sample(self._documents(Tally()), split))
+        sample = training_sample(self._documents(Tally()), split)
+        return train_bpe(size, (text.pieces() for text in sample))
 
     def _write(self, saved: dict[str, Any]) -> None:
         split, tally, tokenizer = Split(**saved["split"]), Tally(**saved["tally"]), load_tokenizer(self.folder)
@@ -125,7 +152,12 @@ class Job:
         self._write_manifest(parts, split, tally, tokenizer, dtype.name)
 
     def _documents(self, tally: Tally, start: Position = BEGINNING) -> Iterator[Document]:
-        reading = Reading(text_field=self.options.text_field, strict=self.options.strict)
+        reading = Reading(
+            text_field=self.options.text_field,
+            strict=self.options.strict,
+            max_expansion=self.options.max_expansion,
+            folder=self.folder,
+        )
         return read_documents(self.items, reading, tally, start)
 
     def _save_writers(
@@ -137,7 +169,7 @@ class Job:
         self._save({**saved, "position": position, "tally": tally.as_dict(), **states})
 
     def _save(self, progress: dict[str, Any]) -> None:
-        write_text(self.folder / PROGRESS, json.dumps(progress))
+        write_text(self.folder / PROGRESS, json.dumps(sealed(progress)))
 
     def _write_manifest(
         self, parts: dict[str, dict[str, Any]], split: Split, tally: Tally, tokenizer: Tokenizer, dtype: str
@@ -175,7 +207,7 @@ class Job:
             **parts,
             "settings": self.settings,
         }
-        write_text(self.folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+        write_text(self.folder / MANIFEST, json.dumps(sealed(manifest), indent=2) + "\n")
 
 
 class _Unwatched:
@@ -193,7 +225,7 @@ def batches(
     batch, size = [], 0
     for document in documents:
         batch += split.pieces(document)
-        size += len(document.content)
+        size += document.text.size
         if size >= limit or len(batch) >= BATCH_DOCUMENTS:
             yield batch, document.next
             batch, size = [], 0
@@ -201,19 +233,39 @@ def batches(
         yield batch, end
 
 
-def encode(pieces: Sequence[tuple[str, Document]], tokenizer: Tokenizer, writers: dict[str, ShardWriter]) -> bool:
+def encode(pieces: Sequence[tuple[str, Document]], tokenizer: TextTokenizer, writers: dict[str, ShardWriter]) -> bool:
     """Append the pieces to their parts. True if a shard was finished."""
     before = [len(writer.shards) for writer in writers.values()]
-    encoded = tokenizer.encode_many([document.text for _, document in pieces])
-    for (part, document), ids in zip(pieces, encoded, strict=True):
-        writers[part].append(ids, tokenizer.eod, document.digest(), len(document.content))
+    for group in grouped(_in_parts(pieces, tokenizer), _length, TOGETHER):
+        encoded = iter(tokenizer.encode_many([text for _, text in group if isinstance(text, str)]))
+        for part, text in group:
+            if isinstance(text, str):
+                writers[part].add(next(encoded))
+            else:
+                writers[part].end(tokenizer.eod, text.digest(), text.size)
     return before != [len(writer.shards) for writer in writers.values()]
+
+
+def _in_parts(pieces: Sequence[tuple[str, Document]], tokenizer: TextTokenizer) -> Iterator[tuple[str, str | Text]]:
+    """What to encode, and after it the text that ends there; each with the part of the corpus it belongs to."""
+    for part, document in pieces:
+        for text in tokenizer.parts(document.text.pieces()):
+            yield part, text
+        yield part, document.text
+
+
+def _length(item: tuple[str, str | Text]) -> int:
+    return len(item[1]) if isinstance(item[1], str) else 0
 
 
 def read_progress(folder: Path) -> dict[str, Any] | None:
     """What an earlier run has noted: the manifest if it had finished, else how far it was."""
-    found = [path for path in (folder / MANIFEST, folder / PROGRESS) if path.is_file()]
-    return json.loads(found[0].read_text(encoding="utf-8")) if found else None
+    if (folder / MANIFEST).is_file():
+        return {**read_manifest(folder)}
+    if not (folder / PROGRESS).is_file():
+        return None
+    read_record(folder / PROGRESS, _Progress, f"Remove the folder {folder} and give the command again.")
+    return read_json(folder / PROGRESS)
 
 
 def has_tokens(saved: dict[str, Any]) -> bool:

@@ -121,7 +121,10 @@ def _partial_folder(target: Path) -> Iterator[Path]:
 
 def _worth_keeping(partial: Path) -> bool:
     """A tokenizer that took long to learn is something to go on from, too."""
-    saved = read_progress(partial)
+    try:
+        saved = read_progress(partial)
+    except ValueError:  # what is wrong has been said; whether to remove it, the user decides
+        return True
     return saved is not None and (has_tokens(saved) or saved["settings"]["tokenizer"].startswith("bpe:"))
 
 

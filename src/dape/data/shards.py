@@ -4,13 +4,26 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypedDict
 
 import numpy as np
 
-from dape.data.store import SPLITS, file_hash
+from dape.data.store import SPLITS, Shard
+from dape.data.verify import BlockSums
+from dape.files import sha256
+from dape.reading import Count
 
 COUNTED_DUPLICATES = 10_000_000  # with more documents than that, counting duplicates would take too much memory
+
+
+class WriterState(TypedDict):
+    """What is on the disk of one split."""
+
+    shards: list[Shard]
+    open_tokens: Count
+    documents: Count
+    tokens: Count
+    bytes: Count
 
 
 class ShardWriter:
@@ -30,14 +43,18 @@ class ShardWriter:
         self._digests = _reopen(self.folder / f"{split}.digests", self.documents * 8)
         self._open_shard(state["open_tokens"])
 
-    def append(self, ids: np.ndarray, eod: int, digest: bytes, size: int) -> None:
-        """One document; ``size`` is that of its text."""
-        tokens = np.append(ids, eod).astype(self.dtype)
-        self.tokens += len(tokens)
+    def end(self, eod: int, digest: bytes, size: int) -> None:
+        """What was added since the last end is a document; ``size`` is that of its text."""
+        self.add(np.array([eod]))
         self.documents += 1
         self.bytes += size
         self._ends.write(self.tokens.to_bytes(8, "little"))
         self._digests.write(digest[:8])
+
+    def add(self, ids: np.ndarray) -> None:
+        """Part of a document."""
+        tokens = ids.astype(self.dtype)
+        self.tokens += len(tokens)
         while len(tokens):
             room = self.shard_tokens - self._open_tokens
             self._write(tokens[:room].tobytes())
@@ -74,7 +91,7 @@ class ShardWriter:
             "tokens": self.tokens,
             "bytes": self.bytes,
             "shards": self.shards,
-            "document_ends": {"file": documents.name, "sha256": file_hash(documents)},
+            "document_ends": {"file": documents.name, "sha256": sha256(documents)},
         }
 
     def close(self) -> None:
@@ -89,14 +106,17 @@ class ShardWriter:
         self._path = self.folder / f"{self.split}-{len(self.shards):05d}.bin"
         self._shard = _reopen(self._path, tokens * self.dtype.itemsize)
         self._open_tokens = tokens
-        self._hash = hashlib.sha256()
+        self._hash, self._blocks = hashlib.sha256(), BlockSums()
         if tokens:
             with self._path.open("rb") as file:
                 self._hash = hashlib.file_digest(file, "sha256")
+                file.seek(0)
+                self._blocks = BlockSums(file)
 
     def _write(self, data: bytes) -> None:
         self._shard.write(data)
         self._hash.update(data)
+        self._blocks.update(data)
         self._open_tokens += len(data) // self.dtype.itemsize
 
     def _close_shard(self) -> None:
@@ -104,7 +124,7 @@ class ShardWriter:
         os.fsync(self._shard.fileno())
         self._shard.close()
         entry = {"file": self._path.name, "tokens": self._open_tokens, "sha256": self._hash.hexdigest()}
-        self.shards = [*self.shards, entry]
+        self.shards = [*self.shards, {**entry, "blocks": self._blocks.hex()}]
 
 
 def count_duplicates(folder: Path) -> tuple[int | None, int | None]:

@@ -49,8 +49,8 @@ class Source:
         return {"source": self.given, "files": len(self.items), "bytes": size, **self.details}
 
 
-def expand(given: str, spool: Path) -> Source:
-    """Find the files behind one argument. What can only be read once is first copied to ``spool``."""
+def expand(given: str, spool: Path | None = None) -> Source:
+    """Find the files behind one argument. What can only be read once is first copied to ``spool``, or refused."""
     if given == "-":
         return _stream(given, "standard input", lambda: contextlib.nullcontext(sys.stdin.buffer), spool)
     if given in bundled.BUNDLED:
@@ -59,7 +59,7 @@ def expand(given: str, spool: Path) -> Source:
         return _hub(given)
     path = Path(given)
     if not path.exists():
-        raise UsageError(f"{given}: no such file or folder{_hint(given)}")
+        raise UsageError(f"{_shown(given)}: no such file or folder{_hint(given)}")
     if path.is_dir():
         return _folder(given, path)
     if not os.access(path, os.R_OK):
@@ -78,6 +78,11 @@ def digest(items: Sequence[Item]) -> str:
 def joint_name(sources: Sequence[Source]) -> str:
     first, *others = [source.name for source in sources]
     return f"{first}+{len(others)}" if others else first
+
+
+def _shown(name: str) -> str:
+    """As it is, if a reader can see where it begins and ends."""
+    return name if name.isprintable() and name == name.strip() else repr(name)
 
 
 def _hint(given: str) -> str:
@@ -140,8 +145,10 @@ def _hub(given: str) -> Source:
     return Source(given, folder.name, [Item(str(spec), given, "hub", identity)])
 
 
-def _stream(given: str, name: str, open_: Callable[[], AbstractContextManager[BinaryIO]], spool: Path) -> Source:
+def _stream(given: str, name: str, open_: Callable[[], AbstractContextManager[BinaryIO]], spool: Path | None) -> Source:
     """Text is read up to three times (to split it, to learn a tokenizer, to encode it), so a pipe is copied first."""
+    if spool is None:
+        raise UsageError(f"{name} can be read only once; prepare it first: dape prepare {given} --out DIR")
     seen, size = hashlib.sha256(), 0
     spool.parent.mkdir(parents=True, exist_ok=True)
     with open_() as stream, spool.open("wb") as copy:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dape.data.documents import Document
+from dape.data.text import Text
 from dape.errors import UsageError
 
 Rule = Literal["content", "tail", "given"]
@@ -32,13 +33,12 @@ class Split:
             return [(document.part, document)]
         if self.rule == "content":
             return [("validation" if held_out(document, self.share) else "train", document)]
-        at = self.cut - document.start
-        if 0 < at < len(document.content):
-            at = _good_place(document.content, at)
-        if not 0 < at < len(document.content):
+        at, text = self.cut - document.start, document.text
+        if 0 < at < text.size:
+            at = _good_place(text, at)
+        if not 0 < at < text.size:
             return [("validation" if at <= 0 else "train", document)]
-        contents = document.content[:at], document.content[at:]
-        head, tail = (document._replace(text=c.decode("utf-8"), content=c) for c in contents)
+        head, tail = (document._replace(text=part) for part in text.cut(at))
         return [("train", head), ("validation", tail)]
 
     def as_dict(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Split:
 
 
 def held_out(document: Document, share: float) -> bool:
-    return int.from_bytes(document.digest()[:8], "big") < share * 2**64
+    return int.from_bytes(document.text.digest()[:8], "big") < share * 2**64
 
 
 def choose_split(documents: Iterable[Document], share: float | None) -> Split:
@@ -59,7 +59,7 @@ def choose_split(documents: Iterable[Document], share: float | None) -> Split:
         seen.add(document.part if share is None else held_out(document, share))
         if len(seen) == 2:
             return Split(rule, share or 0)
-        ends.append(document.start + len(document.content))
+        ends.append(document.start + document.text.size)
     if not ends:
         raise UsageError("no documents: there is no text in what was given")
     if share is None:
@@ -67,13 +67,14 @@ def choose_split(documents: Iterable[Document], share: float | None) -> Split:
     return _tail(ends, share)
 
 
-def _good_place(content: bytes, at: int) -> int:
+def _good_place(text: Text, at: int) -> int:
     """After the next newline if there is one soon, otherwise between two characters; 0 if there are no two."""
-    newline = content.find(b"\n", at, at + min(NEWLINE_WITHIN, (len(content) - at) // 2))
+    newline = text.read(at, at + min(NEWLINE_WITHIN, (text.size - at) // 2)).find(b"\n")
     if newline >= 0:
-        return newline + 1
-    starts = [i for i in range(max(at - 3, 1), min(at + 4, len(content))) if content[i] & 0xC0 != 0x80]
-    return min(starts, key=lambda i: abs(i - at), default=0)  # a character of UTF-8 has at most four bytes
+        return at + newline + 1
+    first = max(at - 3, 1)  # a character of UTF-8 has at most four bytes
+    starts = [i for i, byte in enumerate(text.read(first, at + 4), first) if byte & 0xC0 != 0x80]
+    return min(starts, key=lambda i: abs(i - at), default=0)
 
 
 def _tail(ends: "array[int]", share: float) -> Split:
@@ -88,26 +89,26 @@ def _tail(ends: "array[int]", share: float) -> Split:
 
 # A sample to learn a tokenizer from ----------------------------------------------------------------------------------
 
-SAMPLE_BYTES = 32 << 20
+SAMPLE_CHARACTERS = 32 << 20
 SCANNED_BYTES = 4 << 30
 
 
-def training_sample(documents: Iterable[Document], split: Split, budget: int = SAMPLE_BYTES) -> list[str]:
-    """Training documents of ``budget`` bytes in all, drawn by their content from the first gigabytes of text.
+def training_sample(documents: Iterable[Document], split: Split, budget: int = SAMPLE_CHARACTERS) -> list[Text]:
+    """Training documents of ``budget`` characters in all, drawn by their content from the first gigabytes of text.
 
     Deterministic, and never more than the budget and one document in memory.
     """
-    kept: list[tuple[int, int, str]] = []  # a heap: the document with the largest number goes first
+    kept: list[tuple[int, int, int, Text]] = []  # a heap: the document with the largest number goes first
     total = 0
     pieces = (piece for document in _first(documents) for piece in split.pieces(document))
-    for document in (piece for part, piece in pieces if part == "train"):
-        text = document.text[:budget]
-        number = int.from_bytes(document.digest()[8:16], "big")
-        heapq.heappush(kept, (-number, len(text), text))
-        total += len(text)
+    for count, document in enumerate(piece for part, piece in pieces if part == "train"):
+        text, length = document.text.head(budget)
+        number = int.from_bytes(document.text.digest()[8:16], "big")
+        heapq.heappush(kept, (-number, length, count, text))  # the count: texts have no order
+        total += length
         while total > budget and len(kept) > 1:
             total -= heapq.heappop(kept)[1]
-    return [text for _, _, text in sorted(kept, reverse=True)]
+    return [text for _, _, _, text in sorted(kept, reverse=True)]
 
 
 def _first(documents: Iterable[Document]) -> Iterator[Document]:

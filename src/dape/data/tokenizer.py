@@ -1,24 +1,28 @@
 """Text to ids and back: bytes (own code), or any ``tokenizer.json`` through the library ``tokenizers``."""
 
+import functools
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from dape.data.cuts import Cutter, cutter, learning_parts
 from dape.errors import UsageError
 from dape.files import write_text
 
 if TYPE_CHECKING:
     import tokenizers
 
+T = TypeVar("T")
 FILE = "tokenizer.json"
 INFO = "tokenizer-info.json"
 END_OF_DOCUMENT = ("<|endoftext|>", "</s>")
 SMALLEST_BPE = 257  # 256 bytes and the end-of-document mark
+TOGETHER = 1 << 19
+"""Characters that are encoded at once: the library needs a hundred bytes for each."""
 
 
 class Tokenizer(Protocol):
@@ -48,7 +52,15 @@ class Tokenizer(Protocol):
         ...
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+class TextTokenizer(Tokenizer, Protocol):
+    """One for text of any length."""
+
+    def parts(self, pieces: Iterable[str]) -> Iterator[str]:
+        """A text that comes in pieces, in parts that encoded one by one give the ids of the whole."""
+        ...
+
+
+def load_tokenizer(folder: Path) -> TextTokenizer:
     """What :meth:`Tokenizer.save` wrote."""
     path = Path(folder) / FILE
     try:
@@ -98,6 +110,9 @@ class ByteTokenizer:
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [self.encode(text) for text in texts]
 
+    def parts(self, pieces: Iterable[str]) -> Iterator[str]:
+        return iter(pieces)
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         array = _check_ids(ids, self)
         return array[array != self.eod].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
@@ -105,6 +120,19 @@ class ByteTokenizer:
     def save(self, folder: Path) -> None:
         content = {"type": "bytes", "vocabulary": self.vocabulary, "eod": self.eod}
         write_text(Path(folder) / FILE, json.dumps(content, indent=2) + "\n")
+
+
+def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Lists of consecutive items that reach the limit together."""
+    group, total = [], 0
+    for item in items:
+        group.append(item)
+        total += size(item)
+        if total >= limit:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
 
 
 # The library ``tokenizers`` ------------------------------------------------------------------------------------------
@@ -129,16 +157,26 @@ class LibraryTokenizer:
         self.eod = ids[self._eod_token]
         self._text = text if eod else self._library.to_str()  # as it was: other library versions may write it otherwise
         self.fingerprint = _fingerprint(self._text, self.eod)
-        self._splits_at_newlines = name.startswith("bpe:")
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-        pieces = [list(_pieces(text)) if self._splits_at_newlines else [text] for text in texts]
-        flat = [piece for of_text in pieces for piece in of_text]
-        encoded = iter(self._library.encode_batch_fast(flat, add_special_tokens=False))
-        return [np.concatenate([np.array(next(encoded).ids, np.int64) for _ in of_text]) for of_text in pieces]
+        parts = [list(self.parts([text])) or [text] for text in texts]
+        encoded = self._encode(part for of_text in parts for part in of_text)
+        return [np.concatenate([next(encoded) for _ in of_text]) for of_text in parts]
+
+    def _encode(self, parts: Iterable[str]) -> Iterator[np.ndarray]:
+        for group in grouped(parts, len, TOGETHER):
+            for encoded in self._library.encode_batch_fast(group, add_special_tokens=False):
+                yield np.array(encoded.ids, np.int64)
+
+    def parts(self, pieces: Iterable[str]) -> Iterator[str]:
+        return self._cutter.parts(pieces) if self._cutter else iter(["".join(pieces)])
+
+    @functools.cached_property
+    def _cutter(self) -> Cutter | None:
+        return cutter(self._library, json.loads(self._text))
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         return self._library.decode(_check_ids(ids, self).tolist(), skip_special_tokens=True)
@@ -152,26 +190,6 @@ def _fingerprint(text: str, eod: int) -> str:
     content = json.loads(text)
     relevant = {key: content.get(key) for key in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
     return hashlib.sha256(json.dumps({**relevant, "eod": eod}, sort_keys=True).encode()).hexdigest()
-
-
-_PIECE = 1 << 18
-_NEWLINE = re.compile(r"(?<=[!-~])(?=\n[!-~])")
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """A long text in pieces that are encoded apart, since the library needs a hundred bytes of memory per token.
-
-    They begin with a newline between two printing characters. There a byte-level BPE never joins anything (the
-    newline alone is a pre-token), so the ids are those of the whole text.
-    """
-    start = 0
-    while len(text) - start > _PIECE:
-        found = _NEWLINE.search(text, start + _PIECE)
-        if not found:
-            break
-        yield text[start : found.start()]
-        start = found.start()
-    yield text[start:]
 
 
 def _open_library(text: str, origin: Path | str) -> "tokenizers.Tokenizer":
@@ -204,7 +222,7 @@ def parse_spec(spec: str) -> int | Path | None:
     return path
 
 
-def open_tokenizer(spec: str) -> Tokenizer | None:
+def open_tokenizer(spec: str) -> TextTokenizer | None:
     """The tokenizer a user asked for, or None if it must be trained first (:func:`train_bpe`)."""
     path = parse_spec(spec)
     if path is None:
@@ -225,15 +243,15 @@ def tokenizer_identity(spec: str) -> str:
     return spec if ready is None or ready.name == spec else f"{ready.name} ({ready.fingerprint[:16]})"
 
 
-def _saved_by_us(path: Path) -> Tokenizer | None:
+def _saved_by_us(path: Path) -> TextTokenizer | None:
     """The tokenizer of a prepared folder keeps its name when it is used for other text."""
     if path.with_name(INFO).is_file() or _parse(path, path.read_text(encoding="utf-8")).get("type") == "bytes":
         return load_tokenizer(path.parent)
     return None
 
 
-def train_bpe(size: int, texts: Iterable[str]) -> Tokenizer:
-    """A byte-level BPE of up to ``size`` ids, learned from the texts; nothing is unknown to it."""
+def train_bpe(size: int, texts: Iterable[str | Iterable[str]]) -> TextTokenizer:
+    """A byte-level BPE of up to ``size`` ids, learned from texts, whole or in pieces; nothing is unknown to it."""
     try:
         from tokenizers import Tokenizer as Library
         from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -248,5 +266,5 @@ def train_bpe(size: int, texts: Iterable[str]) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    library.train_from_iterator(texts, trainer)
+    library.train_from_iterator(learning_parts(texts), trainer)
     return LibraryTokenizer(library.to_str(), name=f"bpe:{size}", origin=f"bpe:{size}", eod=END_OF_DOCUMENT[0])

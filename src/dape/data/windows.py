@@ -86,25 +86,40 @@ class _Epoch:
 # Evaluation ----------------------------------------------------------------------------------------------------------
 
 
+GREATEST_REACH = 1 << 15
+"""Of the windows of a text, unless more is asked for."""
+
+
+def default_reach(stream: TokenStream, *, same_document: bool) -> int:
+    """Tokens that fit before every end of an evaluation window, a property of the text alone: a power of two of at most
+    half of the text, or, within documents, of which at least half of the text lies in documents that are longer."""
+    lengths = np.diff(stream.document_ends, prepend=0) if same_document else np.array([len(stream)])
+    for reach in (GREATEST_REACH >> n for n in range(GREATEST_REACH.bit_length())):
+        room = lengths[lengths > reach].sum() if same_document else len(stream) - reach
+        if 2 * room >= len(stream):
+            return reach
+    return 1
+
+
 def evaluation_ends(
-    stream: TokenStream, *, longest: int, k: int, windows: int, same_document: bool, seed: int = 0
+    stream: TokenStream, *, reach: int, k: int, windows: int, same_document: bool, seed: int = 0
 ) -> np.ndarray:
     """Where evaluation windows end: sorted, spread evenly over the stream with a seeded jitter.
 
     The scored tokens of a window that ends before e are [e - k, e), and no token is scored twice; a window reaches
-    back to e - longest - 1 at most, in ``same_document`` mode within one document. There may be fewer ends than
+    back to e - reach - 1 at most, in ``same_document`` mode within one document. There may be fewer ends than
     asked for if the text has no room for more.
     """
-    if not 1 <= k <= longest:
-        raise UsageError(f"cannot score {k} tokens of windows of at most {longest}; it must be between 1 and {longest}")
+    if not 1 <= k <= reach:
+        raise UsageError(f"cannot score {k} tokens of windows of at most {reach}; it must be between 1 and {reach}")
     if windows < 1:
         raise UsageError(f"at least 1 evaluation window is needed, got {windows}")
     stops = np.asarray(stream.document_ends) if same_document else np.array([len(stream)])
     starts = np.concatenate(([0], stops[:-1]))
-    _check_room(stops - starts, longest, same_document)
+    _check_room(stops - starts, reach, same_document)
     # Per document: its scored tokens lie in [first, stop), which has room for `room` windows.
-    fits = stops - starts > longest
-    first, stop = (starts + longest + 1 - k)[fits], stops[fits]
+    fits = stops - starts > reach
+    first, stop = (starts + reach + 1 - k)[fits], stops[fits]
     room = (stop - first) // k
     generator = np.random.default_rng(seed)
     shares = _spread(room, min(windows, int(room.sum())), generator)

@@ -8,6 +8,9 @@ from dape.errors import UsageError
 Protocol = Literal["last_k", "full", "nonoverlap", "per_position"]
 Mode = Literal["packed", "same_document"]
 
+EARLY, LATE = range(8, 13), range(98, 103)
+"""Positions around token 10 and token 100, between which the in-context gain is taken."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
@@ -22,6 +25,9 @@ class EvalConfig:
     """Windows to evaluate, the same number at every length."""
     mode: Mode = "packed"
     """packed: windows may run across documents, as in the paper. same_document: each lies within one document."""
+    reach: int | None = None
+    """Tokens that fit before every place where a window ends, whatever the lengths: windows of one reach score the same
+    tokens. By default it follows from the text: 32768, or about half of a shorter text."""
 
     def check(self) -> None:
         if not self.lengths:
@@ -31,6 +37,11 @@ class EvalConfig:
         for name in ("last_k", "windows"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if self.reach is not None and self.reach < max(self.lengths):
+            raise UsageError(
+                f"length {max(self.lengths)} is beyond --reach {self.reach}, the tokens before every place where a "
+                f"window ends. Use --reach {max(self.lengths)} or more, or leave the length out"
+            )
         if self.protocol == "last_k" and min(self.lengths) < self.last_k:
             raise UsageError(
                 f"length {min(self.lengths)} is shorter than the {self.last_k} tokens to score, and every length must "

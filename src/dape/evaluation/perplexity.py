@@ -7,7 +7,7 @@ difference between lengths is a difference in what the context was worth.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from dape.data.store import TokenStream
-from dape.data.windows import evaluation_ends, evaluation_windows
+from dape.data.windows import default_reach, evaluation_ends, evaluation_windows
 from dape.errors import UsageError
-from dape.evaluation.config import EvalConfig
+from dape.evaluation.config import EARLY, LATE, EvalConfig
 from dape.evaluation.records import Row
 from dape.positional.randomized import Randomized
 
@@ -34,6 +34,8 @@ class Measured:
     """Nats of every scored token: [window, token]."""
     first: int
     """Position of the first scored token in its window."""
+    reach: int
+    """Of the windows, see :class:`EvalConfig`."""
 
     @property
     def mean(self) -> float:
@@ -82,6 +84,7 @@ def as_rows(measured: Measured, subject: Subject, config: EvalConfig) -> list[Ro
         "k": config.last_k if config.protocol == "last_k" else None,
         "windows": len(measured.nll),
         "mode": config.mode,
+        "reach": measured.reach,
     }
     if config.protocol == "per_position":
         return [_bucket_row(measured, common, *bucket) for bucket in _doublings(measured.length)]
@@ -115,38 +118,83 @@ def measure(
     config: EvalConfig,
     *,
     watch: Callable[[int, int, int], None] = lambda length, done, total: None,
-    longest: int | None = None,
 ) -> Iterator[Measured]:
     """One :class:`Measured` per length, shortest first; ``watch(length, done, of how many)`` hears of windows.
 
-    Windows end where the greatest length has room. ``longest``: a greater one that is measured by another call, so that
-    both score the same tokens."""
-    config.check()
-    longest = max(longest or 0, *config.lengths)
-    ends = None if config.protocol == "nonoverlap" else _ends(stream, config, longest)
+    Windows end where the reach has room, so what is measured at one length does not depend on the other lengths."""
+    config = with_reach(config, stream)
+    assert config.reach is not None
+    ends = None if config.protocol == "nonoverlap" else ends_of(stream, config)
     for length in sorted(set(config.lengths)):
         if ends is None:
-            windows = _consecutive_windows(stream, length, longest, config.windows)
+            windows = _consecutive_windows(stream, length, config.reach, config.windows)
         else:
             windows = evaluation_windows(stream, ends, length)
         scored = config.last_k if config.protocol == "last_k" else length
-        yield Measured(length, _nll(model, windows, scored, watch), length - scored)
+        yield Measured(length, _nll(model, windows, scored, watch), length - scored, config.reach)
 
 
-def _ends(stream: TokenStream, config: EvalConfig, longest: int) -> np.ndarray:
-    k = config.last_k if config.protocol == "last_k" else min(config.lengths)
-    return evaluation_ends(
-        stream, longest=longest, k=k, windows=config.windows, same_document=config.mode == "same_document"
+def in_context_row(model: Readable, stream: TokenStream, subject: Subject, windows: int) -> Row:
+    """How many nats less a token costs after 100 tokens of context than after 10, at the training length: a model
+    without any use of its context gains nothing. Five neighbouring positions each, as one is noisy."""
+    length = subject.train_length
+    if length <= max(LATE):
+        raise UsageError(f"the in-context gain needs a training length above {max(LATE)}, got {length}")
+    config = EvalConfig(lengths=(length,), protocol="per_position", windows=windows, last_k=length, reach=length)
+    (measured,) = measure(model, stream, config)
+    nll = measured.nll.astype(np.float64)
+    early, late = nll[:, list(EARLY)], nll[:, list(LATE)]
+    (row, *_) = as_rows(measured, subject, config)
+    extra = {**subject.extra, "nll_at_10": float(early.mean()), "nll_at_100": float(late.mean())}
+    gain = float(early.mean() - late.mean())
+    return replace(row, metric="in_context_gain", value=gain, scored_tokens=early.size + late.size, extra=extra)
+
+
+def with_reach(config: EvalConfig, stream: TokenStream) -> EvalConfig:
+    """The settings, checked, with the reach that the text has if none was given."""
+    config.check()
+    if config.reach is not None:
+        return config
+    reach, longest = default_reach(stream, same_document=config.mode == "same_document"), max(config.lengths)
+    if longest > reach:
+        raise UsageError(_beyond(stream, config, longest, reach))
+    return replace(config, reach=reach)
+
+
+def _beyond(stream: TokenStream, config: EvalConfig, longest: int, reach: int) -> str:
+    """Why a length does not fit, and what does."""
+    documents = np.diff(stream.document_ends, prepend=0)
+    available = int(documents.max(initial=0)) if config.mode == "same_document" else len(stream)
+    what = "longest held-out document" if config.mode == "same_document" else "held-out text"
+    advice = " Windows across documents (packed) can be longer." if config.mode == "same_document" else ""
+    if longest >= available:
+        return (
+            f"the {what} has {available} tokens, too few for evaluation length {longest}, which needs {longest + 1}. "
+            f"The longest evaluation length that works is {max(available - 1, 0)}, with --reach.{advice}"
+        )
+    return (
+        f"length {longest}: the windows of this text reach back {reach} tokens by default, as the {what} has "
+        f"{available}. Use --reach {longest}: other tokens are then scored, at every length, than without it.{advice}"
     )
 
 
-def _consecutive_windows(stream: TokenStream, length: int, longest: int, windows: int) -> np.ndarray:
+def ends_of(stream: TokenStream, config: EvalConfig) -> np.ndarray:
+    """Where the windows end. Without last_k too, k only keeps them apart."""
+    config = with_reach(config, stream)
+    assert config.reach is not None
+    k = min(config.last_k, config.reach)
+    return evaluation_ends(
+        stream, reach=config.reach, k=k, windows=config.windows, same_document=config.mode == "same_document"
+    )
+
+
+def _consecutive_windows(stream: TokenStream, length: int, reach: int, windows: int) -> np.ndarray:
     """The beginning of the text cut into windows that share only a border token; every length covers the same text."""
     room = len(stream) - 1
-    covered = min(room // longest, windows) * longest
+    covered = min(room // reach, windows) * reach
     if covered == 0:
         raise UsageError(
-            f"the held-out text has {room + 1} tokens, too few for length {longest}; at most {room} is possible"
+            f"the held-out text has {room + 1} tokens, too few for length {reach}; at most {room} is possible"
         )
     starts = range(0, covered - length + 1, length)
     return np.stack([stream.read(start, start + length + 1) for start in starts])
@@ -199,6 +247,6 @@ def free_memory(device: torch.device) -> float:
     """In bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    from dape.bench.memory import available_bytes
+    from dape.machine import available_bytes
 
     return available_bytes()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dape.evaluation.records import Row
-from dape.positional.catalogue import DAPE, DAPE_V2, RANDOMIZED
+from dape.positional.names import base_of
 
 COORDINATES = ("depth", "pairs", "first_position", "last_position")
 """Entries of Row.extra that say where a value was measured: rows that differ in one are not the same measurement."""
@@ -21,7 +21,7 @@ RESAMPLES = 4000
 
 # Which rows count ----------------------------------------------------------------------------------------------------
 
-SHARED_CONDITIONS = ("train_length", "protocol", "mode", "data_hash", "tokenizer")
+SHARED_CONDITIONS = ("train_length", "protocol", "mode", "data_hash", "tokenizer", "reach")
 """What must be the same in all rows before any two of them are compared."""
 CONDITIONS_AT_A_LENGTH = ("k", "windows")
 """And at each length; short contexts may hold fewer tokens to score."""
@@ -79,7 +79,8 @@ def arrange(
     ``methods``, ``lengths`` and ``seeds`` say what is expected, and methods in which order; nothing else is then kept.
     By default they are what the rows have. Rows for a part of the input (a depth, some positions) are not for here.
     """
-    wanted = [row for row in latest(rows) if row.metric == metric and not any(c in row.extra for c in COORDINATES)]
+    rows = with_known_reach(latest(rows))
+    wanted = [row for row in rows if row.metric == metric and not any(c in row.extra for c in COORDINATES)]
     for name, expected in (("method", methods), ("length", lengths), ("seed", seeds)):
         wanted = [row for row in wanted if not expected or getattr(row, name) in expected]
     kept, left_out = comparable(wanted)
@@ -103,6 +104,16 @@ def latest(rows: Iterable[Row]) -> list[Row]:
         place = tuple(row.extra.get(name) for name in COORDINATES)
         chosen[row.run, row.length, row.metric, row.protocol, place] = row
     return list(chosen.values())
+
+
+def with_known_reach(rows: Sequence[Row]) -> list[Row]:
+    """Old rows of windows do not say their reach: it was the greatest length of their grid."""
+    greatest = max((row.length for row in rows if _lacks_reach(row)), default=None)
+    return [replace(row, reach=greatest) if _lacks_reach(row) else row for row in rows]
+
+
+def _lacks_reach(row: Row) -> bool:
+    return row.reach is None and row.windows is not None
 
 
 def comparable(rows: Sequence[Row]) -> tuple[list[Row], tuple[str, ...]]:
@@ -182,15 +193,6 @@ def nats(row: Row) -> float:
     if row.metric != "perplexity":
         raise ValueError(f"nats per token come from perplexity or nll, not from {row.metric!r}")
     return math.log(row.value) if row.value > 0 else math.nan
-
-
-def base_of(method: str) -> str | None:
-    """The encoding under DAPE: kerple for dape-kerple and dape-v2-kerple, None for what has no DAPE."""
-    name = method.removeprefix(RANDOMIZED)
-    for prefix in (DAPE_V2, DAPE):
-        if name.startswith(prefix):
-            return method.removesuffix(name) + name.removeprefix(prefix)
-    return None
 
 
 # Tests ---------------------------------------------------------------------------------------------------------------

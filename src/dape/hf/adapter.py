@@ -7,6 +7,7 @@ A are the scores of the model, rotated if it rotates. With ``zero_init=False`` t
 """
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -24,19 +25,21 @@ from dape.hf.hosts import (
     check_unscaled,
     describe,
     device_of,
+    library_model,
     own_config,
     restore_rotation,
     rotary_modules,
     scale_rotation,
     set_dropout,
 )
-from dape.positional.base import AdditiveBias, PositionalEncoding
+from dape.positional.base import AdditiveBias, PositionalEncoding, require_encoding
 from dape.positional.build import build
-from dape.positional.catalogue import DAPE, DAPE_V2, ENTRIES, RANDOMIZED, find
+from dape.positional.catalogue import ENTRIES, find
 from dape.positional.gated import Gated
+from dape.positional.names import DAPE, DAPE_V2, parse
 
 Rope = Literal["keep", "remove", "yarn"]
-HANDLE = "_dape_adapter"
+HANDLE, WARNED = "_dape_adapter", "_dape_warned"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,24 +74,27 @@ def extend(
     """Put an encoding into every attention layer of ``model``, in place, and return the model.
 
     With ``zero_init`` the model computes what it did before, up to rounding; with ``freeze`` only the adapter's tensors
-    are left to train. ``rope="yarn", factor=32`` puts YaRN under the adapter, for up to 32 training lengths.
-    ``train_length`` is the length the model was trained at, by default its configuration's. Other options are those of
-    `dape list`, for instance ``hidden=16``. Dropout of attention weights is switched off. What is refused leaves the
-    model as it was.
+    are left to train; where peft trains tensors of its own, say ``freeze=False``. ``rope="yarn", factor=32`` puts YaRN
+    under the adapter, for up to 32 training lengths. ``train_length`` is the length the model was trained at, by
+    default its configuration's. Other options are those of `dape list`, for instance ``hidden=16``. Dropout of
+    attention weights is switched off. What is refused leaves the model as it was.
     """
     adapter = plan(
         model, method, zero_init=zero_init, rope=rope, factor=factor, train_length=train_length, options=options
     )
+    if freeze:
+        _check_no_peft_in_training(model)
     layers = attention_layers(model)
     encodings = [new_encoding(adapter).to(device_of(layer)) for layer in layers]
     own_config(model)
-    before = _switch(model, NAME)
-    frozen = _freeze(model) if freeze else set()
+    library = library_model(model)
+    before = _switch(library, NAME)
+    frozen = _freeze(library) if freeze else set()
     for layer, pe in zip(layers, encodings, strict=True):
         layer.add_module(PLACE, pe)
     rotations = scale_rotation(model, "yarn", factor, adapter.train_length) if rope == "yarn" else []
     dropout = [set_dropout(layer, 0.0) for layer in layers]
-    object.__setattr__(model, HANDLE, _Inside(adapter, before, _hooks(model, rope), dropout, rotations, frozen))
+    object.__setattr__(library, HANDLE, _Inside(adapter, before, _hooks(library, rope), dropout, rotations, frozen))
     return model
 
 
@@ -134,14 +140,14 @@ def check_rope(model: nn.Module, host: Host, rope: str, factor: float) -> None:
 def check_method(method: str) -> None:
     if not isinstance(method, str):
         raise TypeError(f"an adapter is chosen by its name, a string such as 'dape-kerple'; got {method!r}")
-    entry = find(method.removeprefix(RANDOMIZED))
+    entry, name = find(method), parse(method)
     if "rotate" in entry.hook:
         raise ValueError(
             f"{method}: turns queries and keys, but the model has its own rotation, or was trained without any. For a "
             "slower one use rope='yarn', factor=... (`dape extend --rope yarn --factor ...`) under another adapter; "
             f"{_possible()}"
         )
-    if method.startswith(RANDOMIZED) or (entry.hook != "bias" and not method.startswith(DAPE)):
+    if name.randomized or (entry.hook != "bias" and not name.wrapper):
         raise ValueError(f"{method}: an adapter is an additive bias or DAPE; {_possible()}")
 
 
@@ -153,10 +159,11 @@ def _possible() -> str:
 
 def new_encoding(adapter: Adapter) -> PositionalEncoding:
     host, options = adapter.host, dict(adapter.options)
-    is_dape = adapter.method.startswith(DAPE) and not adapter.method.startswith(DAPE_V2)
-    if adapter.zero_init and adapter.method.startswith(DAPE_V2):
+    name = parse(adapter.method)
+    is_dape = name.wrapper == DAPE
+    if adapter.zero_init and name.wrapper == DAPE_V2:
         raise ValueError("dape-v2 cannot start as the model it is put into; use zero_init=False, or dape-X")
-    has_bias = find(adapter.method.removeprefix(DAPE)).hook == "bias" if is_dape else False
+    has_bias = find(name.base).hook == "bias" if is_dape else False
     if adapter.zero_init and is_dape:
         if options.get("zero_init_out", True) is not True:
             raise ValueError(
@@ -203,6 +210,20 @@ def _freeze(model: nn.Module) -> set[str]:
     return {name for name, _ in found}
 
 
+def _holds_peft(model: nn.Module) -> bool:
+    return any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules())
+
+
+def _check_no_peft_in_training(model: nn.Module) -> None:
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if trained and _holds_peft(model):
+        raise ValueError(
+            f"peft trains {len(trained)} tensors of this model ({trained[0]}, ...), and freeze=True would stop that. "
+            "With freeze=False they and the adapter learn together (peft has frozen the rest); if they have learned "
+            "enough, merge them into the model first: model.merge_and_unload()"
+        )
+
+
 def _hooks(model: nn.Module, rope: Rope) -> list[RemovableHandle]:
     body: nn.Module = model.base_model  # pyright: ignore[reportAssignmentType]
     handles = [body.register_forward_pre_hook(_check_call, with_kwargs=True)]
@@ -214,6 +235,7 @@ def _hooks(model: nn.Module, rope: Rope) -> list[RemovableHandle]:
 def _check_call(body: nn.Module, args: Any, given: dict[str, Any]) -> None:
     """Here, as not every architecture asks its layers for weights, and beside a cache none looks for packed texts."""
     config: Any = body.config
+    _warn_if_left_out(body)
     if given.get("output_attentions", getattr(config, "output_attentions", False)):
         raise ValueError(NO_WEIGHTS)
     positions = given.get("position_ids")
@@ -221,6 +243,22 @@ def _check_call(body: nn.Module, args: Any, given: dict[str, Any]) -> None:
         return
     if starts_anew(positions, given.get("attention_mask")):
         raise ValueError(PACKED)
+
+
+def _warn_if_left_out(body: nn.Module) -> None:
+    """Other libraries freeze what they do not know, without a word."""
+    if torch.compiler.is_compiling() or not (body.training and torch.is_grad_enabled()) or hasattr(body, WARNED):
+        return
+    own = {p for pe in body.modules() if isinstance(pe, PositionalEncoding) for p in pe.parameters()}
+    if not own or any(p.requires_grad for p in own) or not any(p.requires_grad for p in body.parameters()):
+        return
+    object.__setattr__(body, WARNED, True)
+    warnings.warn(
+        "the dape adapter is frozen and stays as it is, while other tensors of the model are trained (peft freezes all "
+        "but its own). To train it too: for p in dape.hf.adapter_parameters(model): p.requires_grad_(True), before the "
+        "optimizer is made",
+        stacklevel=2,
+    )
 
 
 def _switch(model: nn.Module, implementation: str) -> str:
@@ -256,8 +294,7 @@ def _inside(model: nn.Module) -> _Inside:
 def encodings_of(model: nn.Module) -> list[PositionalEncoding]:
     """The adapter's own modules, by layer."""
     adapter_of(model)
-    found = [getattr(layer, PLACE) for layer in attention_layers(model)]
-    return [pe for pe in found if isinstance(pe, PositionalEncoding)]
+    return [require_encoding(getattr(x, PLACE), f"{type(x).__name__}.{PLACE}") for x in attention_layers(model)]
 
 
 def adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
@@ -272,17 +309,18 @@ def project_(model: nn.Module) -> None:
 
 
 def remove(model: nn.Module) -> nn.Module:
-    """The model as it was before :func:`extend`; what that froze may be trained again."""
-    inside = _inside(model)
+    """The model as it was before :func:`extend`; what that froze may be trained again, unless peft is in the model,
+    which then decides what is trained."""
+    inside, library = _inside(model), library_model(model)
     for layer, dropout in zip(attention_layers(model), inside.dropout, strict=True):
         delattr(layer, PLACE)
         set_dropout(layer, dropout)
     for handle in inside.handles:
         handle.remove()
     restore_rotation(inside.rotations)
-    _switch(model, inside.implementation)
-    for name, parameter in model.named_parameters():
+    _switch(library, inside.implementation)
+    for name, parameter in [] if _holds_peft(library) else library.named_parameters():
         if name in inside.frozen:
             parameter.requires_grad_(True)
-    object.__delattr__(model, HANDLE)
+    object.__delattr__(library, HANDLE)
     return model

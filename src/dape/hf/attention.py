@@ -16,7 +16,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 
 from dape.models.places import Places
 from dape.ops.attention import attention
-from dape.positional.base import PositionalEncoding
+from dape.positional.base import require_encoding
 
 NAME = "dape"
 """Of the implementation, as in ``model.set_attn_implementation``."""
@@ -77,8 +77,9 @@ def dape_attention(
 ) -> tuple[Tensor, None]:
     """[b, h, t, d] in, [b, t, h, d] out; q and k come rotated if the model rotates."""
     pe = getattr(module, PLACE, None)
-    if not isinstance(pe, PositionalEncoding):
+    if pe is None:
         raise ValueError(f"{type(module).__name__} has no adapter; call dape.hf.extend(model, ...)")
+    pe = require_encoding(pe, f"{type(module).__name__}.{PLACE}")
     if attention_mask is None or attention_mask.dim() != 2:
         raise ValueError(
             f"attn_implementation {NAME!r} builds its own mask [batch, keys]; a mask of another form was given"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from dape.evaluation.records import Row, read_rows
+from dape.positional.names import parse
 from dape.training.checkpoint import Description
 from dape.training.run import read_metrics
 
@@ -94,12 +95,12 @@ def _rows(run: Path) -> list[Row]:
 
 def _generate(description: Description) -> str:
     call = "text = model.generate(**prompt, max_new_tokens=100)"
-    if not description.model.encoding.startswith("randomized-"):
+    if not parse(description.model.encoding).randomized:
         return call
     return f"with model.drawn(104):  # positions of prompt and new tokens, drawn at random once\n    {call}"
 
 
 def _reach(encoding: str) -> str:
-    if encoding.removeprefix("randomized-") == "learned":
+    if parse(encoding).inner == "learned":
         return "learned positions end with their table, longer texts are refused."
     return "no length is refused. How well the model does there, the table says."

@@ -8,7 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
 from dape.models.config import DecoderConfig
-from dape.positional.catalogue import RANDOMIZED, find
+from dape.positional.catalogue import find
 
 _OF_THE_LIBRARY = {
     "attn_implementation",
@@ -87,7 +87,7 @@ class DapeConfig(PreTrainedConfig):
             raise ValueError(f"width {self.width} cannot be divided into {self.heads} heads of equal width")
         if self.tie_word_embeddings:
             raise ValueError("the output head of this model is not tied to the embeddings; tie_word_embeddings=False")
-        find(self.encoding.removeprefix(RANDOMIZED))
+        find(self.encoding)
 
     def for_decoder(self) -> DecoderConfig:
         """The same model for :class:`dape.DecoderLM`."""

@@ -37,6 +37,12 @@ def check_type(kind: str) -> None:
         )
 
 
+def library_model(model: nn.Module) -> nn.Module:
+    """The transformers library's own model, out of the wrapper that peft puts around it."""
+    unwrap = getattr(model, "get_base_model", None)
+    return model if unwrap is None else unwrap()
+
+
 def describe(model: nn.Module) -> Host:
     config: Any = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)

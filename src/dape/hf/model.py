@@ -28,7 +28,7 @@ from dape.positional.randomized import Randomized
 MEMORIES = "_dape_lags"
 """Where the library's cache keeps our tables, per layer."""
 LOADED = "_is_hf_initialized"
-"""The library's mark on tensors that hold their values already."""
+"""The library's mark on tensors and modules that hold their values already."""
 
 
 class LibraryStore:
@@ -67,25 +67,32 @@ class DapeForCausalLM(PreTrainedModel, GenerationMixin):
         self.model = DecoderLM(config.for_decoder())
         self.gradient_checkpointing = False
         self._drawn: list[PositionalEncoding] | None = None
-        for tensor in self.state_dict(keep_vars=True).values():
-            if not tensor.is_meta:
-                setattr(tensor, LOADED, True)  # DecoderLM has started it
+        if not any(tensor.is_meta for tensor in self.state_dict().values()):
+            self._mark_started()  # by DecoderLM
         self.post_init()
 
     # Weights ---------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Called by the library after loading: what was not in the file starts as in a new model."""
+        """Called by the library after loading: what was not in the file starts as in a new model. From then on nothing
+        does, whatever becomes of the tensors, which lose their marks in a deep copy or another vocabulary."""
+        if getattr(self, LOADED, False):
+            return
         missing = {n: t for n, t in self.state_dict(keep_vars=True).items() if not getattr(t, LOADED, False)}
         if missing:
             fresh = DecoderLM(self.config.for_decoder()).state_dict()
             for name, tensor in missing.items():
                 tensor.copy_(fresh[name.removeprefix("model.")])
+        self._mark_started()
+
+    def _mark_started(self) -> None:
+        for module in self.modules():
+            setattr(module, LOADED, True)
 
     def _init_weights(self, module: nn.Module) -> None:
         """Called by the library for layers it makes itself, when the vocabulary is resized."""
-        if isinstance(module, nn.Linear | nn.Embedding):
+        if isinstance(module, nn.Linear | nn.Embedding) and not getattr(module, LOADED, False):
             small_init_(module, self.config.width)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
@@ -102,12 +109,14 @@ class DapeForCausalLM(PreTrainedModel, GenerationMixin):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         assert isinstance(value, nn.Embedding)
+        setattr(value, LOADED, True)
         self.model.embedding = value
 
     def get_output_embeddings(self) -> nn.Module:
         return self.model.head
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        setattr(new_embeddings, LOADED, True)
         self.model.head = new_embeddings
 
     # Forward ---------------------------------------------------------------------------------------------------------
@@ -139,8 +148,9 @@ class DapeForCausalLM(PreTrainedModel, GenerationMixin):
         past = 0 if cache is None else int(cache.get_seq_length())
         seen: list[Tensor] | None = [] if _asked(output_hidden_states, self.config.output_hidden_states) else None
         last, kept = _rows(logits_to_keep)
-        hidden = self.model.hidden(
+        hidden = self.model(
             tokens,
+            head=False,
             cache=None if cache is None else Cache([LibraryStore(cache, i) for i in range(self.config.layers)]),
             encodings=self._drawn,
             last=last if seen is None else None,

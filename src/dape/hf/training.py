@@ -5,13 +5,12 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from dape.hf.adapter import project_
-from dape.hf.model import DapeForCausalLM
+from dape.positional.base import PositionalEncoding
 
 
 class ProjectPositions(TrainerCallback):
     """Puts constrained parameters (Kerple's r1 and r2) back into range after every optimizer step, of our models and
-    of adapters: ``Trainer(..., callbacks=[ProjectPositions()])``."""
+    of adapters, whatever is around them (peft): ``Trainer(..., callbacks=[ProjectPositions()])``."""
 
     def on_optimizer_step(
         self,
@@ -21,7 +20,13 @@ class ProjectPositions(TrainerCallback):
         model: nn.Module | None = None,
         **kwargs: Any,
     ) -> None:
-        if isinstance(model, DapeForCausalLM):
-            model.project_()
-        elif model is not None:
-            project_(model)
+        if model is None:
+            return
+        encodings = [module for module in model.modules() if isinstance(module, PositionalEncoding)]
+        if not encodings:
+            raise ValueError(
+                f"ProjectPositions: {type(model).__name__} holds no positional encoding of dape; put one in with "
+                "dape.hf.extend(model, ...), or leave the callback out"
+            )
+        for pe in encodings:
+            pe.project_()

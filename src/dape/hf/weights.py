@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dape.data.store import file_hash
+from dape.files import sha256
 from dape.hf.attention import PLACE
 
 SAMPLES = 64
@@ -35,8 +35,8 @@ def fingerprint(model: nn.Module) -> str | None:
 def folder_hashes(folder: Path) -> dict[str, str]:
     """Of everything in a model's folder that decides what it computes, byte by byte: seconds per gigabyte."""
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
-    lines = "\n".join(f"{path.name} {file_hash(path)}" for path in weights)
+    lines = "\n".join(f"{path.name} {sha256(path)}" for path in weights)
     return {
         "weights_hash": hashlib.sha256(lines.encode()).hexdigest(),
-        "config_hash": file_hash(folder / "config.json"),
+        "config_hash": sha256(folder / "config.json"),
     }

@@ -32,7 +32,7 @@ class DecoderConfig:
 
     def check(self) -> None:
         """Refuse sizes that cannot be meant; what an encoding thinks of its options shows when the model is built."""
-        for name in ("layers", "width", "heads", "train_length"):
+        for name in ("layers", "width", "heads", "vocabulary", "train_length"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
         if self.width % self.heads:

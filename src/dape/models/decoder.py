@@ -18,7 +18,7 @@ from dape.models.config import DecoderConfig
 from dape.models.init import small_init_, wang_init_
 from dape.models.layers import FeedForward, SelfAttention
 from dape.models.places import Places
-from dape.positional.base import PositionalEncoding
+from dape.positional.base import PositionalEncoding, require_encoding
 from dape.positional.build import build
 from dape.positional.catalogue import shared_by_layers
 from dape.positional.randomized import Randomized
@@ -62,6 +62,10 @@ def new_encodings(config: DecoderConfig) -> list[PositionalEncoding]:
         )
         for _ in range(1 if shared else config.layers)
     ]
+
+
+def own_encodings(modules: nn.ModuleList) -> list[PositionalEncoding]:
+    return [require_encoding(module, f"encodings[{i}]") for i, module in enumerate(modules)]
 
 
 class DecoderLM(nn.Module):
@@ -117,12 +121,16 @@ class DecoderLM(nn.Module):
             x = block(*args) if recompute is None else recompute(block, *args)
         return self.norm(x)
 
-    def forward(self, tokens: Int[Tensor, "b t"], **kwargs: Any) -> Float[Tensor, "b t v"]:
-        return self.head(self.hidden(tokens, **kwargs))
+    def forward(
+        self, tokens: Int[Tensor, "b t"] | Float[Tensor, "b t m"], *, head: bool = True, **kwargs: Any
+    ) -> Float[Tensor, "b t n"]:
+        """Logits, or with ``head=False`` what :meth:`hidden` returns, by a call of the module: hooks on it count."""
+        hidden = self.hidden(tokens, **kwargs)
+        return self.head(hidden) if head else hidden
 
     def drawn_encodings(self, length: int, generator: torch.Generator | None = None) -> list[PositionalEncoding]:
         """The encodings of all layers; randomised ones share one draw of positions per forward pass."""
-        encodings = [pe for pe in self.encodings if isinstance(pe, PositionalEncoding)]
+        encodings = own_encodings(self.encodings)
         first = encodings[0]
         if not isinstance(first, Randomized):
             return encodings
@@ -131,6 +139,5 @@ class DecoderLM(nn.Module):
 
     def project_(self) -> None:
         """Put constrained parameters of the encodings back into range; call after every optimizer step."""
-        for pe in self.encodings:
-            assert isinstance(pe, PositionalEncoding)
+        for pe in own_encodings(self.encodings):
             pe.project_()

@@ -56,8 +56,9 @@ def choose(
 ) -> Int[Tensor, " b"]:
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    # The largest at 0: a tiny temperature must not divide it to infinity.
-    logits = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature
+    # The largest at 0: a tiny temperature must not divide it to infinity, nor be 0 itself where it is rounded.
+    temperature = max(sampling.temperature, torch.finfo(logits.dtype).tiny)
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     probabilities = torch.softmax(_restricted(logits, sampling), dim=-1)
     # On the CPU, where the generator lives: the same seed then gives the same text on every device.
     return torch.multinomial(probabilities.cpu(), 1, generator=generator).squeeze(1).to(logits.device)

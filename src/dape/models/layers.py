@@ -1,5 +1,6 @@
 """The parts of a transformer block, shared by every model."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from dape.models.cache import Store
 from dape.models.places import Places
+from dape.modules import is_plain
 from dape.ops.attention import attention
 from dape.positional.base import PositionalEncoding
 from dape.positional.grid import Grid
@@ -42,18 +44,14 @@ def _among_new(q: Tensor, k: Tensor, cache: Store, places: Places | None, causal
 
 
 class SelfAttention(nn.Module):
-    Layer = nn.Linear
-    linear = staticmethod(nn.functional.linear)
-    """What the layer computes, for a part of its weights."""
-
     def __init__(self, width: int, heads: int, *, bias: bool = True, causal: bool = True) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} cannot be divided into {heads} heads of equal width")
         self.heads = heads
         self.causal = causal
-        self.qkv = self.Layer(width, 3 * width, bias=bias)
-        self.out = self.Layer(width, width, bias=bias)
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
 
     def forward(
         self,
@@ -71,14 +69,13 @@ class SelfAttention(nn.Module):
 
     def project(self, x: Float[Tensor, "b t m"], last: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the last tokens (None: of all), keys and values of all, split into heads."""
-        if last is None or last >= x.shape[1]:
-            # A call of the layer wherever that is possible: hooks and layers put in its place count.
+        if last is None or last >= x.shape[1] or not is_plain(self.qkv, nn.Linear):
             q, k, v = self.split(self.qkv(x), 3)
-            return q, k, v
-        width, bias = self.out.in_features, self.qkv.bias
+            return q if last is None else q[:, :, -last:], k, v
+        width, bias = x.shape[2], self.qkv.bias
         q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
-        (q,) = self.split(self.linear(x[:, -last:], self.qkv.weight[:width], q_bias), 1)
-        k, v = self.split(self.linear(x, self.qkv.weight[width:], kv_bias), 2)
+        (q,) = self.split(nn.functional.linear(x[:, -last:], self.qkv.weight[:width], q_bias), 1)
+        k, v = self.split(nn.functional.linear(x, self.qkv.weight[width:], kv_bias), 2)
         return q, k, v
 
     def split(self, x: Float[Tensor, "b t n"], parts: int) -> list[Float[Tensor, "b h t d"]]:
@@ -87,10 +84,11 @@ class SelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor] = nn.functional.gelu) -> None:
         super().__init__()
         self.up = nn.Linear(width, hidden)
         self.down = nn.Linear(hidden, width)
+        self.activation = activation
 
     def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t m"]:
-        return self.down(nn.functional.gelu(self.up(x)))
+        return self.down(self.activation(self.up(x)))

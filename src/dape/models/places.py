@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dape.positional.base import PositionalEncoding
+from dape.positional.base import PositionalEncoding, closed_form
 from dape.positional.grid import Grid
+from dape.positional.positions import as_positions, hold_int64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,9 @@ class Places:
     unbroken: bool = False
     """Within a text nothing is left out, so that the distance of two tokens is that of their places in the batch."""
 
+    def __post_init__(self) -> None:
+        hold_int64(self, "positions", "documents")
+
     @staticmethod
     def beside(padding: Bool[Tensor, "b k"]) -> "Places":
         """Tokens count where there is no padding."""
@@ -34,6 +38,7 @@ class Places:
     @staticmethod
     def packed(positions: Int[Tensor, "b k"], padding: Bool[Tensor, "b k"] | None = None) -> "Places":
         """Given positions; a new document begins wherever they do not go on by one."""
+        positions = as_positions("positions", positions)
         starts = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
         return Places(positions=positions, padding=padding, documents=starts.long().cumsum(1), unbroken=True)
 
@@ -56,7 +61,7 @@ class Places:
 
 def reads_distances_only(pe: PositionalEncoding) -> bool:
     """Whether attention with this encoding stays the same when all positions are shifted."""
-    form = pe.score_form()
+    form = closed_form(pe)
     return pe.rotates_once and form is not None and (form.source is None or form.source.at is not None)
 
 

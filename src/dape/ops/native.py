@@ -1,5 +1,6 @@
 """Compile a C++ file for this machine's processor, once, into the user's cache."""
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -7,12 +8,14 @@ import platform
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
-from dape.files import cache_folder, replacing
+from dape.files import cache_folder, replacing, sha256
 
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fopenmp"),
@@ -20,6 +23,8 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
 TIMEOUT = 300
+TEMPORARY = "compiling-"
+GUARD = Path(__file__).with_name("guard.py")
 _ONE_AT_A_TIME = threading.Lock()
 TEXT: Any = {"text": True, "encoding": "utf-8", "errors": "replace"}
 """Compilers speak the user's language, in whatever encoding."""
@@ -29,11 +34,9 @@ def build(source: Path) -> Path:
     """The shared library of a source without headers of its own. Raises ``OSError`` that says why there is none."""
     compiler = find_compiler()
     folder = _own_folder(cache_folder() / "kernels")
-    library = folder / f"{_fingerprint(source, compiler)}.so"
-    with _ONE_AT_A_TIME:  # two processes may compile at once, the second replaces the same file; threads share its name
-        if not library.exists():
-            _compile(source, compiler, library)
-    return _checked(library)
+    name = _fingerprint(source, compiler)
+    with _ONE_AT_A_TIME:  # two processes may compile at once, and each may take the other's library
+        return _intact(folder, name) or _compile(source, compiler, folder, name)
 
 
 def find_compiler() -> str:
@@ -44,43 +47,87 @@ def find_compiler() -> str:
     raise OSError(f"no C++ compiler found (looked for {', '.join(names)}); install g++ or set CXX")
 
 
-def _compile(source: Path, compiler: str, library: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        object_file, made = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
-        _run([compiler, *FLAGS, "-c", str(source), "-o", str(object_file)])
+def _compile(source: Path, compiler: str, folder: Path, name: str) -> Path:
+    _sweep(folder)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY) as temporary:
+        object_file, made = Path(temporary) / "kernel.o", Path(temporary) / "kernel.so"
+        _run([compiler, *FLAGS, "-c", str(source), "-o", str(object_file)], temporary)
         # Not linked with OpenMP: its functions are found in the copy that torch has loaded. A second copy would have
         # threads of its own, and the two would compete for the cores.
-        _run([compiler, "-shared", str(object_file), "-o", str(made)])
+        _run([compiler, "-shared", str(object_file), "-o", str(made)], temporary)
         made.chmod(0o700)
-        with replacing(library) as place:  # on the disk before it has its name: half a library would crash who loads it
+        library = folder / f"{name}-{sha256(made)}.so"
+        with replacing(library) as place:  # on the disk before it has its name
             os.replace(made, place)
+    return library
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str], temporary: str) -> None:
+    """Whatever ends this process or interrupts it also ends the compiler and removes what it has written so far."""
+    log = Path(temporary) / "log"
+    guarded = [sys.executable, "-I", "-S", str(GUARD), temporary, *command]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=False, **TEXT)
+        with (
+            log.open("wb") as messages,
+            subprocess.Popen(
+                guarded,
+                stdin=subprocess.PIPE,
+                stdout=messages,
+                stderr=messages,
+                start_new_session=True,
+                env={**os.environ, "TMPDIR": temporary},
+            ) as guard,
+        ):
+            code = guard.wait(TIMEOUT)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OSError(f"{command[0]} could not be run: {error}") from error
-    if done.returncode:
-        raise OSError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    if code:
+        said = log.read_text(encoding="utf-8", errors="replace")
+        raise OSError(f"{' '.join(command)} failed:\n{said[-2000:]}")
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what compilations have left whose machine or container was stopped."""
+    for left in folder.glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError):  # another process is faster
+            if left.stat().st_mtime < time.time() - 3 * TIMEOUT:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+# What may be loaded --------------------------------------------------------------------------------------------------
 
 
 def _own_folder(folder: Path) -> Path:
-    """A folder that nobody else can write to: what lies in it will be executed."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """A folder that nobody else can write to: what lies in it will be executed. One that is not so is left as it is."""
+    if folder.is_symlink():
+        raise OSError(f"{folder} is a symbolic link; remove it, or set DAPE_CACHE to the folder that you mean")
+    folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
     if os.name == "posix":
-        found = folder.stat()
-        if found.st_uid != os.getuid():
-            raise OSError(f"{folder} belongs to another user; set DAPE_CACHE to a folder of your own")
-        folder.chmod(stat.S_IRWXU)
+        _check_owner(folder, "set DAPE_CACHE to a folder of your own")
+        for parent in folder.resolve().parents:  # whoever can write there can put another folder in the place of ours
+            mode = parent.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                raise OSError(f"{parent} can be written by others; set DAPE_CACHE to a folder within one of your own")
     return folder
 
 
-def _checked(library: Path) -> Path:
-    found = library.stat()
-    if os.name == "posix" and (found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        raise OSError(f"{library} can be written by others; delete it")
-    return library
+def _check_owner(path: Path, advice: str) -> None:
+    found = path.lstat()
+    if found.st_uid != os.getuid():
+        raise OSError(f"{path} belongs to another user; {advice}")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OSError(f"{path} can be written by others; {advice}")
+
+
+def _intact(folder: Path, name: str) -> Path | None:
+    """A library whose content has the hash in its name. Others are damaged: the loader would believe them, or crash."""
+    for library in sorted(folder.glob(f"{name}-*.so")):
+        if os.name == "posix":
+            _check_owner(library, "delete it")
+        if library.name == f"{name}-{sha256(library)}.so":
+            return library
+        library.unlink(missing_ok=True)
+    return None
 
 
 def _fingerprint(source: Path, compiler: str) -> str:

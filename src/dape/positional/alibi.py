@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dape.positional.angles import float64_device
 from dape.positional.base import RelativeBias, asymmetric_distance, column
 
 
@@ -19,9 +20,10 @@ def alibi_slopes(num_heads: int, *, device: torch.device | None = None, dtype: t
     """2^(-8n/h) for n = 1 ... h if h is a power of two; else c such slopes and odd ones of the doubled list."""
     c = 1 << (num_heads.bit_length() - 1)
     # Float64 until the end: 2^-0.5 rounded twice would differ between devices.
-    exponents = torch.arange(1, c + 1, device=device, dtype=torch.float64) * (8 / c)
-    extra = (2 * torch.arange(num_heads - c, device=device, dtype=torch.float64) + 1) * (4 / c)
-    return torch.exp2(-torch.cat([exponents, extra])).to(dtype)
+    where = None if device is None else float64_device(device)
+    exponents = torch.arange(1, c + 1, device=where, dtype=torch.float64) * (8 / c)
+    extra = (2 * torch.arange(num_heads - c, device=where, dtype=torch.float64) + 1) * (4 / c)
+    return torch.exp2(-torch.cat([exponents, extra])).to(device, dtype)
 
 
 class Alibi(RelativeBias):

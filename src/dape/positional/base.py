@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dape.modules import has_hooks, must_be_called
 from dape.positional.grid import Grid
 
 LEAKY_SLOPE = 0.01
@@ -116,11 +117,6 @@ class PositionalEncoding(nn.Module, ABC):
     def rotates_once(self) -> bool:
         """Whether a token's rotation depends on its own position alone, so that a cache may hold rotated keys."""
         return type(self).rotate is PositionalEncoding.rotate
-
-    @property
-    def reads_scores_alone(self) -> bool:
-        """Whether logits are a function of scores and positions: whoever has scores needs no keys."""
-        return type(self).rotate is PositionalEncoding.rotate and self.score_form() is not None
 
     def logits(
         self,
@@ -217,6 +213,45 @@ class RelativeBias(AdditiveBias):
         return replace(super().source(), at=self.bias_at if by_lag else None)
 
 
+def closed_form(pe: PositionalEncoding) -> ScoreForm | None:
+    """``pe.score_form()`` for an operator that evaluates it as often and as rarely as it likes: None where somebody put
+    a hook, a ``forward`` of their own or dropout into the encoding, which expect the layers to be called."""
+    for module in pe.modules():
+        random = isinstance(module, nn.Dropout) and module.training and module.p > 0
+        if random or (must_be_called(module) and not isinstance(module, PositionalEncoding)):
+            return None
+    return pe.score_form()
+
+
+def check_intact(pe: PositionalEncoding) -> None:
+    """Refuse what was put on an encoding and cannot act there. An encoding around another keeps it as ``base``."""
+    for name, module in pe.named_modules():
+        if not isinstance(module, PositionalEncoding):
+            continue
+        what = f"{type(pe).__name__}.{name}" if name else type(pe).__name__
+        if has_hooks(module):
+            raise ValueError(
+                f"{what} has forward or backward hooks, and they never run: an encoding is not called, its parameters "
+                "are read. Pruning: torch.nn.utils.prune.remove makes it permanent; a rule for weights that stays: "
+                "torch.nn.utils.parametrize; to watch or to change: hook a layer inside, such as f.first, or the "
+                "attention layer around the encoding"
+            )
+        base = module._modules.get("base")
+        if base is not None:
+            require_encoding(base, f"{what}.base")
+
+
+def require_encoding(module: object, what: str) -> PositionalEncoding:
+    """``module`` itself, or an error that names what stands in its place."""
+    if not isinstance(module, PositionalEncoding):
+        raise TypeError(
+            f"{what} must be a positional encoding, as dape.build(name, ...) gives; got {type(module).__name__}. A "
+            "wrapper around an encoding would never be called: put it around a layer inside, such as f.first, or train "
+            "the encoding's own parameters"
+        )
+    return module
+
+
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Positions, f and softmax are computed in float32, or in float64 when the input already is."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -240,6 +275,7 @@ def asymmetric_distance(
     Causal: the lag, and 0 for hidden keys. Bidirectional ``past_bonus``: past keys are half a step nearer, which breaks
     the symmetry between left and right (DeepMind's ALiBi); ``symmetric``: the plain distance; ``tril``: as causal.
     """
+    lag = lag.long()  # the largest distance of a narrower type has no negative
     if causal or form == "tril":
         return lag.clamp(min=0).to(dtype)
     distance = lag.abs().to(dtype)

@@ -5,8 +5,9 @@ import inspect
 from typing import Any
 
 from dape.positional.base import AttentionDims, PositionalEncoding, require_count
-from dape.positional.catalogue import DAPE, DAPE_V2, RANDOMIZED, find
+from dape.positional.catalogue import find
 from dape.positional.dape import DEFAULT_HIDDEN, Dape, DapeV2, DapeWrapper
+from dape.positional.names import DAPE, DAPE_V2, parse
 from dape.positional.randomized import Randomized
 
 _WRAPPERS: dict[str, type[DapeWrapper]] = {DAPE_V2: DapeV2, DAPE: Dape}
@@ -29,11 +30,10 @@ def build(
     if not isinstance(name, str):
         raise TypeError(f"an encoding is built by its name, a string such as 'dape-kerple'; got {name!r}")
     dims = _check_dims(num_heads, head_dim, train_length, model_dim)
-    inner = name.removeprefix(RANDOMIZED)
-    find(inner)
-    prefix = next((p for p in _WRAPPERS if inner.startswith(p)), "")
-    base_class, wrapper = find(inner.removeprefix(prefix)).load(), _WRAPPERS.get(prefix)
-    parts = [part for part in (Randomized if inner != name else None, wrapper, base_class) if part is not None]
+    find(name)
+    parsed = parse(name)
+    base_class, wrapper = find(parsed.base).load(), _WRAPPERS.get(parsed.wrapper)
+    parts = [part for part in (Randomized if parsed.randomized else None, wrapper, base_class) if part is not None]
     shares = _share_options(name, parts, options)
 
     if wrapper is None:
@@ -42,7 +42,7 @@ def build(
         hidden = require_count("hidden", shares[wrapper].get("hidden", DEFAULT_HIDDEN))
         inside = base_class.defaults_inside_dape(hidden)
         pe = wrapper(dims, base_class(dims, **{**inside, **shares[base_class]}), **shares[wrapper])
-    return Randomized(pe, **shares[Randomized]) if inner != name else pe
+    return Randomized(pe, **shares[Randomized]) if parsed.randomized else pe
 
 
 def options_of(encoding: type[PositionalEncoding]) -> dict[str, inspect.Parameter]:

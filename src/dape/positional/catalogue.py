@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dape.positional.names import DAPE, DAPE_V2, RANDOMIZED, parse
+
 if TYPE_CHECKING:
     from dape.positional.base import PositionalEncoding
 
-DAPE, DAPE_V2, RANDOMIZED = "dape-", "dape-v2-", "randomized-"
 DAPE_BASES_OF_THE_PAPER = ("alibi", "kerple", "fire")
 
 
@@ -94,25 +95,24 @@ def _dape_entries(base: Entry) -> list[Entry]:
 def shared_by_layers(name: str) -> bool:
     """Whether the layers of a model use one set of this encoding's parameters: what acts on the embeddings, and T5's
     table, as in the authors' program. Everything else has parameters per layer."""
-    base = name.removeprefix(RANDOMIZED).removeprefix(DAPE_V2).removeprefix(DAPE)
-    return base == name.removeprefix(RANDOMIZED) and (find(base).hook == "embed" or base == "t5")
+    parsed = parse(name)
+    return not parsed.wrapper and (find(parsed.base).hook == "embed" or parsed.base == "t5")
 
 
 def find(name: str) -> Entry:
-    """The entry of a name without ``randomized-``, or an error that suggests the nearest one."""
-    known = encodings()
+    """The entry of a name, which ``randomized-`` does not change, or an error that suggests the nearest one."""
+    known, parsed = encodings(), parse(name)
+    name = parsed.inner
     if name in known:
         return known[name]
     if name.startswith(RANDOMIZED):
         raise ValueError(f"{RANDOMIZED!r} may stand in front of a name once: {name!r} is randomised already")
-    for prefix in (DAPE_V2, DAPE):
-        base = name.removeprefix(prefix)
-        if name.startswith(prefix) and base in ENTRIES:
-            allowed = ", ".join(sorted(e.name for e in ENTRIES.values() if e.dape))
-            raise ValueError(
-                f"dape cannot be put on {base!r}: it has neither an additive bias nor plain scores. "
-                f"Possible: {prefix}X with X one of {allowed}"
-            )
+    if parsed.wrapper and parsed.base in ENTRIES:
+        allowed = ", ".join(sorted(e.name for e in ENTRIES.values() if e.dape))
+        raise ValueError(
+            f"dape cannot be put on {parsed.base!r}: it has neither an additive bias nor plain scores. "
+            f"Possible: {parsed.wrapper}X with X one of {allowed}"
+        )
     # The same list with the other prefix, so that "randomised-alibi" is understood.
     near = difflib.get_close_matches(name.lower(), [*known, *(RANDOMIZED + n for n in known)], n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""

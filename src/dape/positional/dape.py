@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dape.modules import is_plain
 from dape.positional.base import (
     LEAKY_SLOPE,
     AdditiveBias,
@@ -33,6 +34,7 @@ from dape.positional.base import (
     require_count,
 )
 from dape.positional.grid import Grid
+from dape.positional.layers import Affine, RowConvolution, across_heads
 
 DEFAULT_HIDDEN = 32
 Variant = Literal["concat_residual", "concat", "add_residual", "bias_only", "bias_map"]
@@ -45,26 +47,25 @@ class HeadMixer(nn.Module):
 
     def __init__(self, inputs: int, hidden: int, outputs: int, *, zero_init_out: bool = False) -> None:
         super().__init__()
-        self.first = nn.Linear(inputs, hidden)
-        self.second = nn.Linear(hidden, outputs)
+        self.first = Affine(inputs, hidden)
+        self.second = Affine(hidden, outputs)
         if zero_init_out:
-            nn.init.zeros_(self.second.weight)
-            nn.init.zeros_(self.second.bias)
+            for parameter in self.second.parameters():
+                nn.init.zeros_(parameter)
 
     def forward(self, *inputs: Float[Tensor, "..."]) -> Float[Tensor, "*b h q k"]:
-        """f([x; y; ...]) without building the concatenation: each input meets its own columns of W1."""
-        weight, dtype = accurate(self.first.weight), inputs[0].dtype
-        columns = weight.split([x.shape[-3] for x in inputs], dim=1)
-        hidden = accurate(self.first.bias).view(-1, 1, 1).to(dtype)
-        for w, x in zip(columns, inputs, strict=True):
-            hidden = hidden + across_heads(w.to(dtype), x)
-        hidden = nn.functional.leaky_relu(hidden, LEAKY_SLOPE)
-        out = across_heads(accurate(self.second.weight).to(dtype), hidden)
-        return out + accurate(self.second.bias).view(-1, 1, 1).to(dtype)
+        """f([x; y; ...])"""
+        hidden = nn.functional.leaky_relu(across_heads(self.first, *inputs), LEAKY_SLOPE)
+        return across_heads(self.second, hidden)
 
-
-def across_heads(weight: Float[Tensor, "o i"], x: Float[Tensor, "*b i q k"]) -> Float[Tensor, "*b o q k"]:
-    return (weight @ x.flatten(-2)).unflatten(-1, x.shape[-2:])
+    def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """W1, b1, W2 and b2, if f is nothing else."""
+        if not (is_plain(self.first, Affine) and is_plain(self.second, Affine)):
+            return None
+        b1, b2 = self.first.bias, self.second.bias
+        if b1 is None or b2 is None:
+            return None
+        return accurate(self.first.weight), accurate(b1), accurate(self.second.weight), accurate(b2)
 
 
 class DapeWrapper(PositionalEncoding):
@@ -103,11 +104,6 @@ class DapeWrapper(PositionalEncoding):
     @property
     def rotates_once(self) -> bool:
         return self.base.rotates_once
-
-    @property
-    def reads_scores_alone(self) -> bool:
-        own = type(self).rotate is not DapeWrapper.rotate
-        return not own and self.base.reads_scores_alone and self.score_form() is not None
 
     @abstractmethod
     def mixed(self, scores: Float[Tensor, "*b h q k"], grid: Grid) -> Float[Tensor, "*b h q k"]:
@@ -178,12 +174,13 @@ class Dape(DapeWrapper):
             return None
         if self.variant in _WITHOUT_SCORES:
             return ScoreForm(source=self._adapted_source())
-        w1 = accurate(self.f.first.weight)
+        if (weights := self.f.weights() if is_plain(self.f, HeadMixer) else None) is None:
+            return None
+        w1, b1, w2, b2 = weights
         if not self.has_bias:
             wa, wb = w1, None
         else:
             wa, wb = w1.chunk(2, dim=1) if self._concatenates else (w1, w1)
-        b1, w2, b2 = (accurate(p) for p in (self.f.first.bias, self.f.second.weight, self.f.second.bias))
         mix = Mix(wa=wa, wb=wb, b1=b1, w2=w2, b2=b2)
         return ScoreForm(source=base.source, adds_bias=self._keeps_bias, mix=mix)
 
@@ -231,8 +228,8 @@ class DapeV2(DapeWrapper):
         self.mask_hidden = mask_hidden
         self.reads_hidden_columns = not mask_hidden
         inputs = dims.num_heads * (2 if self.has_bias else 1)
-        self.first = nn.Conv2d(inputs, hidden, (1, kernel), padding=(0, kernel // 2))
-        self.second = nn.Conv2d(hidden, dims.num_heads, (1, kernel), padding=(0, kernel // 2))
+        self.first = RowConvolution(inputs, hidden, kernel)
+        self.second = RowConvolution(hidden, dims.num_heads, kernel)
 
     def mixed(self, scores: Float[Tensor, "*b h q k"], grid: Grid) -> Float[Tensor, "*b h q k"]:
         return self._f(scores, self.base_bias(grid), grid)
@@ -256,9 +253,5 @@ class DapeV2(DapeWrapper):
         return self._convolve(self.second, hidden * shown if self.mask_hidden else hidden)
 
     @staticmethod
-    def _convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
-        if conv.bias is None:
-            raise AssertionError("both convolutions of dape-v2 have a bias")
-        weight, bias = accurate(conv.weight).to(x.dtype), accurate(conv.bias).to(x.dtype)
-        out = nn.functional.conv2d(x.flatten(0, -4), weight, bias, padding=conv.padding)
-        return out.unflatten(0, x.shape[:-3])
+    def _convolve(layer: nn.Module, x: Tensor) -> Tensor:
+        return layer(x.flatten(0, -4)).unflatten(0, x.shape[:-3])

@@ -27,6 +27,7 @@ from dape.positional.base import (
     require_positive,
 )
 from dape.positional.grid import Grid
+from dape.positional.layers import Affine, across_heads
 
 EPSILON = 1e-6
 Activation = Literal["relu", "leaky_relu"]
@@ -50,8 +51,8 @@ class Fire(AdditiveBias):
         require_count("mlp_width", mlp_width)
         self.c = nn.Parameter(torch.tensor(0.1))
         self.threshold_multiplier = nn.Parameter(torch.tensor(1.0))
-        self.first = nn.Linear(1, mlp_width)
-        self.second = nn.Linear(mlp_width, dims.num_heads)
+        self.first = Affine(1, mlp_width)
+        self.second = Affine(mlp_width, dims.num_heads)
 
     @classmethod
     def defaults_inside_dape(cls, hidden: int) -> dict[str, Any]:
@@ -67,11 +68,8 @@ class Fire(AdditiveBias):
 
     def bias_on(self, grid: Grid) -> Float[Tensor, "*b h q k"]:
         u = self.normalised_distance(grid).unsqueeze(-3)
-        # Heads and hidden units stay in front of (q, k): the layout attention wants, and no transposed copies.
-        hidden = accurate(self.first.weight).view(-1, 1, 1) * u + accurate(self.first.bias).view(-1, 1, 1)
-        hidden = nn.functional.leaky_relu(hidden, self.slope)
-        out = torch.einsum("hw,...wqk->...hqk", accurate(self.second.weight), hidden)
-        return out + accurate(self.second.bias).view(-1, 1, 1)
+        hidden = nn.functional.leaky_relu(across_heads(self.first, u), self.slope)
+        return across_heads(self.second, hidden)
 
     def _distance(self, lag: Tensor, grid: Grid) -> Tensor:
         return asymmetric_distance(lag, causal=grid.causal, form=self.bidirectional, dtype=self.precision)

@@ -14,18 +14,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dape.positional.positions import Draw
+from dape.positional.positions import Draw, as_positions, hold_int64
 
 RowIndex = slice | Int[Tensor, " r"]
-
-
-def require_integers(name: str, values: object) -> None:
-    if not isinstance(values, Tensor):
-        raise TypeError(
-            f"{name} must be a tensor of integers, got {type(values).__name__}; torch.arange(...) makes one"
-        )
-    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-        raise TypeError(f"{name} must hold integers, got {values.dtype}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +36,9 @@ class Grid:
     k_document: Int[Tensor, "*b k"] | None = None
     draw: Draw | None = None
 
+    def __post_init__(self) -> None:
+        hold_int64(self, "q_index", "k_index", "q_document", "k_document")
+
     @staticmethod
     def of_length(queries: int, keys: int, *, causal: bool, device: torch.device | None = None) -> "Grid":
         """Keys 0 ... keys-1; the queries are the last of them, as when decoding with a cache."""
@@ -55,9 +49,7 @@ class Grid:
     @staticmethod
     def at(q_pos: Int[Tensor, "*b q"], k_pos: Int[Tensor, "*b k"], *, causal: bool) -> "Grid":
         """Given positions, of which nothing else is known."""
-        for name, positions in (("q_pos", q_pos), ("k_pos", k_pos)):
-            require_integers(name, positions)
-        return Grid(q_index=q_pos.long(), k_index=k_pos.long(), causal=causal)
+        return Grid(q_index=as_positions("q_pos", q_pos), k_index=as_positions("k_pos", k_pos), causal=causal)
 
     # What encodings read ---------------------------------------------------------------------------------------------
 
@@ -128,7 +120,8 @@ class Grid:
         """Every lag of the grid once, and for each cell the index of its lag in that list.
 
         For consecutive positions the list has q + k - 1 entries and nothing depends on values, so that one compiled
-        graph serves all lengths. Otherwise the range between the extreme lags is listed.
+        graph serves all lengths. Otherwise it is the range between the extreme lags, or what is left of it where that
+        is longer than the cells are many: a gap in the positions may be of any length.
         """
         true_lag = self.q_index.unsqueeze(-1) - self.k_index.unsqueeze(-2)
         q, k = true_lag.shape[-2:]
@@ -139,6 +132,9 @@ class Grid:
             count = int(true_lag.amax()) - first + 1
         else:
             first, count = 0, 1
+        if self.offset is None and count > true_lag.numel() + 1:
+            lags, index = torch.unique(true_lag, return_inverse=True)
+            return self.read_lag(lags), index
         lags = first + torch.arange(count, device=true_lag.device)
         return self.read_lag(lags), true_lag - first
 

@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dape.positional.base import AttentionDims, PositionalEncoding, require_count
+from dape.positional.positions import as_positions
 
 DEFAULT_ROWS = 2048
 """The size the authors' configurations use; a longer training length raises it."""
@@ -22,6 +23,7 @@ class Learned(PositionalEncoding):
         nn.init.normal_(self.table, std=(2 / (5 * dims.model_dim)) ** 0.5)
 
     def embed(self, x: Float[Tensor, "*b t m"], positions: Int[Tensor, "*#b t"]) -> Float[Tensor, "*b t m"]:
+        positions = as_positions("positions", positions)
         # Reading the largest position would break a compiled graph; there the lookup's own bounds check remains.
         if not torch.compiler.is_compiling() and positions.numel():
             low, high = int(positions.min()), int(positions.max())

@@ -13,10 +13,49 @@ caller: one draw per training step (or per layer), one draw for a whole generati
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
+
+FARTHEST = 1 << 53
+"""No position is farther from 0: float64 holds each exactly, and int64 each difference."""
+
+
+def require_integers(name: str, values: object) -> None:
+    if not isinstance(values, Tensor):
+        raise TypeError(
+            f"{name} must be a tensor of integers, got {type(values).__name__}; torch.arange(...) makes one"
+        )
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers, got {values.dtype}")
+
+
+def as_positions(name: str, values: Int[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+    """In int64: differences of narrower or unsigned positions would wrap around.
+
+    What cannot be a position is refused, except where finding out would break a compiled graph or stall a device."""
+    require_integers(name, values)
+    found = values.long()
+    readable = values.device.type == "cpu" and not torch.compiler.is_compiling()
+    if not readable or values.dtype.itemsize < 8 or not values.numel():
+        return found
+    low, high = found.aminmax()
+    lowest = -FARTHEST if values.dtype.is_signed else 0  # beyond int64, unsigned values have become negative
+    if not lowest <= int(low) <= int(high) <= FARTHEST:
+        farthest = max(values.flatten().tolist(), key=abs)
+        raise ValueError(f"{name} must lie between -2^53 and 2^53, got {farthest}")
+    return found
+
+
+def hold_int64(owner: Any, *names: str) -> None:
+    """Make integer fields of a frozen dataclass int64, whatever integers they were given as."""
+    for name in names:
+        values = getattr(owner, name)
+        if values is not None and values.dtype != torch.int64:
+            require_integers(name, values)
+            object.__setattr__(owner, name, values.long())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +69,31 @@ class Draw:
     pool: int
     """Positions were drawn from ``0 ... pool-1``."""
 
+    def __post_init__(self) -> None:
+        hold_int64(self, "positions", "past", "future")
+
     def position(self, index: Int[Tensor, "*s"]) -> Int[Tensor, "*s"]:
-        return self.positions.to(index.device)[index]
+        if index.device.type == "cpu":  # elsewhere reading them would stall the device
+            self.require_covered(index)
+        return self.positions.to(index.device)[index.long()]
 
     def lag(self, lag: Int[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+        lag = lag.long()
         past, future = self.past.to(lag.device), self.future.to(lag.device)
         return torch.where(lag >= 0, past[lag.clamp(min=0)], -future[(-lag).clamp(min=0)])
+
+    def require_covered(self, positions: Int[Tensor, "*s"]) -> None:
+        """Python's negative indices would read other positions without a word."""
+        if torch.compiler.is_compiling() or not positions.numel():
+            return
+        low, high = (int(x) for x in as_positions("positions", positions).aminmax())
+        if low < 0:
+            raise ValueError(f"randomised positions count from 0, but position {low} is used")
+        if high >= len(self.positions):
+            raise ValueError(
+                f"this draw covers {len(self.positions)} positions, but position {high} is used: "
+                f"draw for the longest sequence in advance, pe.draw({high + 1}) or more"
+            )
 
 
 def draw_positions(

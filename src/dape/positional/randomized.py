@@ -12,7 +12,7 @@ from torch import Tensor
 from dape.positional.base import AdditiveBias, PositionalEncoding, require_count
 from dape.positional.dape import DapeWrapper
 from dape.positional.grid import Grid
-from dape.positional.positions import Draw, draw_positions
+from dape.positional.positions import Draw, as_positions, draw_positions
 
 POOL_PER_TRAIN_LENGTH = 4
 """Default pool, in training lengths: what the paper uses for language models. CHE uses 2048 positions."""
@@ -50,16 +50,14 @@ class Randomized(PositionalEncoding):
         """The pool given, else 4 training lengths, grown where an input is longer (it is then 0, 1, 2, ...)."""
         return max(POOL_PER_TRAIN_LENGTH * self.dims.train_length, length) if self.pool is None else self.pool
 
-    @property
-    def reads_scores_alone(self) -> bool:
-        return self.base.reads_scores_alone
-
     def settle(self, grid: Grid) -> tuple[PositionalEncoding, Grid]:
         if self.fixed_draw is not None:
-            self._check_covered(self.fixed_draw, torch.cat([grid.q_index.flatten(), grid.k_index.flatten()]))
+            for positions in (grid.q_index, grid.k_index):
+                self.fixed_draw.require_covered(positions)
             return self.base, grid.read_through(self.fixed_draw)
         if grid.offset != 0 or grid.q_index.shape != grid.k_index.shape:
             raise ValueError(NEEDS_A_DRAW)
+        self._require_from_0(grid.k_index)
         return self.base, grid.read_through(self._new_draw(grid.k_index.shape[-1]))
 
     def embed(self, x: Float[Tensor, "*b t m"], positions: Int[Tensor, "*#b t"]) -> Float[Tensor, "*b t m"]:
@@ -67,11 +65,10 @@ class Randomized(PositionalEncoding):
             return x
         draw = self.fixed_draw
         if draw is None:
-            if int(positions.min()) != 0:
-                raise ValueError(NEEDS_A_DRAW)
+            positions = as_positions("positions", positions)
+            self._require_from_0(positions)
             draw = self._new_draw(int(positions.max()) + 1)
-        else:
-            self._check_covered(draw, positions)
+        draw.require_covered(positions)
         return self.base.embed(x, draw.position(positions))
 
     def bias(
@@ -103,14 +100,7 @@ class Randomized(PositionalEncoding):
         return base.logits(scores, q, k, drawn)
 
     @staticmethod
-    def _check_covered(draw: Draw, positions: Int[Tensor, "*b t"]) -> None:
-        if torch.compiler.is_compiling() or not positions.numel():
-            return
-        if int(positions.min()) < 0:
-            raise ValueError(f"randomised positions count from 0, but position {int(positions.min())} is used")
-        needed, covered = int(positions.max()) + 1, len(draw.positions)
-        if needed > covered:
-            raise ValueError(
-                f"this draw covers {covered} positions, but position {needed - 1} is used: "
-                f"draw for the longest sequence in advance, pe.draw({needed}) or more"
-            )
+    def _require_from_0(positions: Int[Tensor, "*b t"]) -> None:
+        # A compiled graph cannot read them; there only positions that nobody gave come this far, and those begin at 0.
+        if not torch.compiler.is_compiling() and positions.numel() and int(positions.min()) != 0:
+            raise ValueError(f"{NEEDS_A_DRAW}. These positions begin at {int(positions.min())}")

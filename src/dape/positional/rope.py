@@ -9,24 +9,31 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dape.positional.angles import angles, float64_device, frequencies
 from dape.positional.base import AttentionDims, PositionalEncoding, accumulation_dtype, require_positive
 from dape.positional.grid import Grid
 
+Turn = tuple[Float[Tensor, "*#b t c"], Float[Tensor, "*#b t c"]]
+"""Cosine and sine of every channel pair's angle, times a factor."""
+Spectrum = tuple[Float[Tensor, "..."], Float[Tensor, "..."] | float]
+"""Angle per step of every channel pair, and a factor on the rotated vectors; both broadcast over [*b, t, pair]."""
 
-def rotate_pairs(
-    x: Float[Tensor, "*b h t d"], angle: Float[Tensor, "*#b t c"], *, interleaved: bool, amplitude: Tensor | float = 1.0
-) -> Float[Tensor, "*b h t d"]:
-    """Turn each pair of channels by its angle. Angles are shared by the heads and used in the angle's precision."""
-    cos, sin = (angle.cos() * amplitude).unsqueeze(-3), (angle.sin() * amplitude).unsqueeze(-3)
-    wide = x.to(angle.dtype)
+
+def rotate_pairs(x: Float[Tensor, "*b h t d"], turn: Turn, *, interleaved: bool) -> Float[Tensor, "*b h t d"]:
+    """Turn each pair of channels, all heads alike, in the precision of the turn."""
+    cos, sin = (t.unsqueeze(-3) for t in turn)
+    wide = x.to(cos.dtype)
     a, b = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.chunk(2, dim=-1)
     turned = (a * cos - b * sin, b * cos + a * sin)
     out = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
     return out.to(x.dtype)
 
 
-Spectrum = tuple[Float[Tensor, "..."], Float[Tensor, "..."] | float]
-"""Angle per step of every channel pair, and a factor on the rotated vectors; both broadcast over [*b, t, pair]."""
+def _turn(positions: Int[Tensor, "*b t"], spectrum: Spectrum, dtype: torch.dtype) -> Turn:
+    frequencies, amplitude = spectrum
+    angle = angles(positions, frequencies)
+    cos, sin = ((x * amplitude).to(positions.device, dtype) for x in (angle.cos(), angle.sin()))
+    return cos, sin
 
 
 class Rope(PositionalEncoding):
@@ -43,25 +50,25 @@ class Rope(PositionalEncoding):
         if not grid.k_index.numel():
             return q, k
         dtype = accumulation_dtype(q.dtype)
-        q_spectrum, k_spectrum = self.spectra(grid, dtype)
-        return self._turn(q, grid.q_pos, q_spectrum, dtype), self._turn(k, grid.k_pos, k_spectrum, dtype)
+        q_spectrum, k_spectrum = self.spectra(grid, torch.float64)
+        k_turn = q_turn = _turn(grid.k_pos, k_spectrum, dtype)
+        alike = q_spectrum is k_spectrum and grid.offset == 0 and grid.q_index.shape == grid.k_index.shape
+        if not alike:
+            q_turn = _turn(grid.q_pos, q_spectrum, dtype)
+        q, k = (rotate_pairs(x, turn, interleaved=self.interleaved) for x, turn in ((q, q_turn), (k, k_turn)))
+        return q, k
 
     @property
     def rotates_once(self) -> bool:
         return type(self).spectra is Rope.spectra
 
-    def _turn(self, x: Tensor, positions: Tensor, spectrum: Spectrum, dtype: torch.dtype) -> Tensor:
-        frequencies, amplitude = spectrum
-        angle = positions.to(dtype).unsqueeze(-1) * frequencies
-        return rotate_pairs(x, angle, interleaved=self.interleaved, amplitude=amplitude)
-
     def spectra(self, grid: Grid, dtype: torch.dtype) -> tuple[Spectrum, Spectrum]:
-        """For the queries and for the keys."""
+        """For the queries and for the keys; one and the same if nothing tells them apart."""
         spectrum = (self.frequencies(grid.k_index.device, dtype), 1.0)
         return spectrum, spectrum
 
     def frequencies(self, device: torch.device, dtype: torch.dtype) -> Float[Tensor, " c"]:
-        return self.base ** (-torch.arange(0, self.dims.head_dim, 2, device=device, dtype=dtype) / self.dims.head_dim)
+        return frequencies(self.dims.head_dim, self.base, device).to(dtype)
 
 
 class PositionInterpolation(Rope):
@@ -81,12 +88,14 @@ class PositionInterpolation(Rope):
         return self.scale is not None
 
     def spectra(self, grid: Grid, dtype: torch.dtype) -> tuple[Spectrum, Spectrum]:
-        q_stretch, k_stretch = (self.stretch(longest, dtype) for longest in grid.longest())
-        return self.stretched(q_stretch), self.stretched(k_stretch)
+        q_longest, k_longest = grid.longest()
+        k_spectrum = self.stretched(self.stretch(k_longest, dtype))
+        alike = grid.q_document is grid.k_document
+        return k_spectrum if alike else self.stretched(self.stretch(q_longest, dtype)), k_spectrum
 
     def stretch(self, longest: Int[Tensor, "*b #t"], dtype: torch.dtype) -> Float[Tensor, "*b #t 1"]:
         """How many times longer than in training a document is, never below 1."""
-        length = (longest + 1).to(dtype).unsqueeze(-1)
+        length = (longest + 1).to(float64_device(longest.device), dtype).unsqueeze(-1)
         if self.scale is not None:
             return torch.full_like(length, self.scale)
         return (length / self.dims.train_length).clamp(min=1.0)

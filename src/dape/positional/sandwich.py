@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dape.positional.angles import angles, frequencies
 from dape.positional.base import AttentionDims, RelativeBias, column, require_count, require_positive
 
 
@@ -22,11 +23,19 @@ class Sandwich(RelativeBias):
         self.base = require_positive("base", base)
 
     def bias_at(self, lag: Int[Tensor, "*s"], *, causal: bool) -> Float[Tensor, "h *s"]:
-        step = torch.arange(self.width // 2, device=lag.device, dtype=self.precision)
-        frequency = self.base ** (-2 * step / self.width)
-        # One cosine plane at a time: a row block has many lags and 64 frequencies would multiply its memory.
-        total = torch.zeros(lag.shape, device=lag.device, dtype=self.precision)
-        for w in frequency:
-            total = total + torch.cos(lag * w)
         head = torch.arange(1, self.dims.num_heads + 1, device=lag.device, dtype=self.precision)
-        return (total - self.width // 2) / column(8 * head / self.dims.num_heads, lag)
+        return self._shifted_sum(lag) / column(8 * head / self.dims.num_heads, lag)
+
+    def _shifted_sum(self, lag: Int[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+        """S - w/2."""
+        if lag.dim() > 1 and not torch.compiler.is_compiling() and lag.numel():
+            # The cells of a row block have few different lags.
+            low, high = (int(x) for x in lag.aminmax())
+            if high - low < lag.numel():
+                return self._shifted_sum(torch.arange(low, high + 1, device=lag.device))[lag - low]
+        # One cosine plane at a time: a row block has many cells and 64 frequencies would multiply its memory.
+        total: Tensor | int = -(self.width // 2)
+        for w in frequencies(self.width, self.base, lag.device):
+            total = total + angles(lag, w).squeeze(-1).cos()
+        assert isinstance(total, Tensor)
+        return total.to(lag.device, self.precision)

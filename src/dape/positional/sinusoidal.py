@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dape.positional.angles import angles, frequencies
 from dape.positional.base import AttentionDims, PositionalEncoding, accumulation_dtype, require_positive
 
 
@@ -14,9 +15,8 @@ def sinusoid(
     positions: Int[Tensor, "*s"], width: int, *, base: float = 10000.0, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "*s w"]:
     """Sine and cosine halves for any positions, negative ones included."""
-    channel = torch.arange(width // 2, device=positions.device, dtype=dtype)
-    angle = positions.to(dtype).unsqueeze(-1) * base ** (-2 * channel / width)
-    return torch.cat([angle.sin(), angle.cos()], dim=-1)
+    angle = angles(positions, frequencies(width, base, positions.device))
+    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(positions.device, dtype)
 
 
 class Sinusoidal(PositionalEncoding):

@@ -51,6 +51,7 @@ class T5(RelativeBias):
     def bucket(self, lag: Int[Tensor, "*s"], *, causal: bool) -> Int[Tensor, "*s"]:
         per_side = self.num_buckets if causal else self.num_buckets // 2
         starts = torch.tensor(bucket_starts(per_side, self.max_distance), device=lag.device)
+        lag = lag.long()
         distance = lag.clamp(min=0) if causal else lag.abs()
         bucket = torch.bucketize(distance, starts, right=True) - 1
         return bucket if causal else bucket + per_side * (lag < 0)

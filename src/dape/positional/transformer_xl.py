@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dape.positional.base import AttentionDims, PositionalEncoding, accurate, require_positive, share_heads
 from dape.positional.grid import Grid
+from dape.positional.layers import Affine
 from dape.positional.sinusoidal import sinusoid
 
 
@@ -29,7 +30,7 @@ class TransformerXL(PositionalEncoding):
         self.dm_compat = dm_compat
         self.u = nn.Parameter(torch.randn(dims.num_heads, dims.head_dim) * 0.02)
         self.v = nn.Parameter(torch.randn(dims.num_heads, dims.head_dim) * 0.02)
-        self.w_r = nn.Linear(width, width, bias=False)
+        self.w_r = Affine(width, width, bias=False)
 
     def logits(
         self,
@@ -57,6 +58,6 @@ class TransformerXL(PositionalEncoding):
 
     def encode(self, position: Int[Tensor, " n"]) -> Float[Tensor, "h n d"]:
         """W_R s(position), split into heads."""
-        weight = accurate(self.w_r.weight)
-        s = sinusoid(position, weight.shape[1], base=self.base, dtype=weight.dtype)
-        return (s @ weight.T).view(-1, self.dims.num_heads, self.dims.head_dim).transpose(0, 1)
+        heads, width = self.dims.num_heads, self.dims.head_dim
+        s = sinusoid(position, heads * width, base=self.base, dtype=self.precision)
+        return self.w_r(s).view(-1, heads, width).transpose(0, 1)

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from dape.evaluation.map_files import BiasMaps
+from dape.positional.names import parse
 from dape.report.drawing import CAPTION_LINE, caption_lines, our_style, save_figure, write_caption
 from dape.report.looks import BLUE, COLOURS, DASH_DOTTED, DASHED, DOTTED, GREY, SOLID, VERMILION
 
@@ -67,7 +68,7 @@ def stage_names(maps: BiasMaps) -> dict[str, str]:
 
 
 def base_name(maps: BiasMaps) -> str:
-    return maps.facts["method"].removeprefix("randomized-").removeprefix("dape-").removeprefix("v2-")
+    return parse(maps.facts["method"]).base
 
 
 def _empty_grid(

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from dape.evaluation.statistics import base_of
-from dape.positional.catalogue import DAPE_V2, RANDOMIZED
+from dape.positional.names import DAPE_V2, parse
 
 # After Okabe and Ito: told apart by people with any of the common colour deficiencies. Pale ones are darkened, as names
 # are written in them, and yellow is left out.
@@ -55,15 +54,11 @@ class Look:
 def looks(methods: Iterable[str]) -> dict[str, Look]:
     """Solid is with DAPE, dashed without, in one colour if the base encoding is the same."""
     names = list(methods)
-    painted = _painted(dict.fromkeys(_family(method) for method in names))
+    painted = _painted(dict.fromkeys(parse(method).base for method in names))
     return {
-        method: Look(*painted[_family(method)], stroke=_stroke(method), adapted=base_of(method) is not None)
+        method: Look(*painted[parse(method).base], stroke=_stroke(method), adapted=bool(parse(method).wrapper))
         for method in names
     }
-
-
-def _family(method: str) -> str:
-    return (base_of(method) or method).removeprefix(RANDOMIZED)
 
 
 def _painted(families: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -81,8 +76,9 @@ def _paint(place: int) -> tuple[str, str]:
 
 
 def _stroke(method: str) -> Any:
-    if method.startswith(RANDOMIZED):
+    name = parse(method)
+    if name.randomized:
         return DOTTED
-    if method.startswith(DAPE_V2):
+    if name.wrapper == DAPE_V2:
         return DASH_DOTTED
-    return SOLID if base_of(method) else DASHED
+    return SOLID if name.wrapper else DASHED

@@ -9,7 +9,6 @@ from dape.evaluation.statistics import (
     Comparison,
     Results,
     arrange,
-    base_of,
     base_pairs,
     compare,
     compare_at,
@@ -17,6 +16,7 @@ from dape.evaluation.statistics import (
     spread,
     t_needed,
 )
+from dape.positional.names import base_of
 from dape.report.numbers import as_text, p_text, percent, runs_of
 
 SIGNIFICANT = 0.05

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from dape.bench.cost import A800_PEAK, UTILISATION, training_cost
 from dape.che.config import WIDTHS, CheConfig
 from dape.reproduce.catalogue import Experiment
 from dape.reproduce.scales import CHE, Scale
+from dape.training.cost import A800_PEAK, UTILISATION, training_cost
 
 GPT2_VOCABULARY = 50304
 AT_ONCE = 32

@@ -12,16 +12,18 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict
 
-from dape.evaluation.records import read_rows
+from dape.evaluation.config import LATE
+from dape.evaluation.records import read_rows, rows_text
 from dape.files import new_folder, write_text
 from dape.models.config import DecoderConfig
+from dape.reading import as_record
 from dape.reproduce.catalogue import Arm, Experiment
 from dape.reproduce.scales import Scale
 from dape.sweep.child import ROWS
 from dape.sweep.compare import language_effort, language_settings, relative_data
-from dape.sweep.grid import RUNS, Effort, Grid
+from dape.sweep.grid import RUNS, Effort, Grid, saved_settings
 from dape.sweep.worker import Job
 from dape.training.run import RunConfig
 
@@ -54,6 +56,8 @@ class Reproduction(Grid[Trial]):
     """The prepared folder."""
     data_name: str
     data_hash: str
+    budget: float | None = None
+    """Hours that it was planned for."""
 
     what: ClassVar[str] = "reproduction"
     settings_name: ClassVar[str] = SETTINGS
@@ -95,11 +99,13 @@ class Reproduction(Grid[Trial]):
             data_hash=self.data_hash,
             device=self.device,
             variant=run.arm.variant,
+            in_context=self.scale.in_context and self.scale.length(run.train_length) > max(LATE),
             extra={
                 "experiment": self.experiment.id,
                 "scale": self.scale.name,
                 "model": run.size,
                 "paper_train_length": run.train_length,
+                "tokens": self.scale.tokens_seen(run.size, run.train_length),
             },
         )
 
@@ -128,9 +134,22 @@ class Reproduction(Grid[Trial]):
         ]
         with new_folder(target) as folder:
             shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(ROWS, ".lock"))
-            write_text(folder / ROWS, "".join(row.as_json() + "\n" for row in rows))
+            write_text(folder / ROWS, rows_text(rows))
+
+    # Hours -----------------------------------------------------------------------------------------------------------
+
+    def budgeted(self, hours: float, *, seeds: int, steps: int) -> "Reproduction":
+        return replace(self, budget=hours, seeds=seeds, scale=replace(self.scale, steps=steps))
+
+    def saved_budget(self) -> "Budget | None":
+        """Hours, seeds and steps that the folder was planned with."""
+        known = saved_settings(self.out, SETTINGS).get("budget")
+        return None if known is None else as_record(Budget, known, f"{self.out / SETTINGS}: budget")
 
     # Settings --------------------------------------------------------------------------------------------------------
+
+    def check_jobs(self) -> None:
+        """Nothing to do: the name of a run is a hash of its settings."""
 
     def shared_settings(self) -> dict[str, Any]:
         """Little: all else is in the names of the runs, so that other settings are other runs."""
@@ -143,7 +162,19 @@ class Reproduction(Grid[Trial]):
             "seeds": max(self.seeds, known.get("seeds", 0)),
             "data": relative_data(self.data, self.out),
             "data_name": self.data_name,
+            **({} if self.budget is None else {"budget": self._budget_settings()}),
         }
+
+    def _budget_settings(self) -> dict[str, Any]:
+        return {"hours": self.budget, "seeds": self.seeds, "steps": self.scale.steps}
+
+
+class Budget(TypedDict):
+    """As it is saved."""
+
+    hours: float
+    seeds: Annotated[int, range(1, 1 << 63)]
+    steps: Annotated[int, range(1, 1 << 63)]
 
 
 def _finished_elsewhere(run: Trial, folders: Sequence[Path]) -> Path | None:

@@ -18,7 +18,7 @@ from dape.models.config import DecoderConfig
 from dape.reproduce.catalogue import Experiment
 from dape.training.config import Precision, TrainConfig
 
-ScaleName = Literal["smoke", "cpu", "gpu", "paper"]
+ScaleName = Literal["smoke", "cpu", "night", "gpu", "paper"]
 SCORED = 256
 """Tokens that the paper scores at the end of every window."""
 PAPER_LENGTH = 512
@@ -39,8 +39,14 @@ class Scale:
     """Per step."""
     lr: float | None = None
     precision: Precision = "fp32"
+    reach: int = 1
+    """Evaluate up to at least this many training lengths."""
+    in_context: bool = False
+    """Also measure how much better a token is predicted after 100 tokens than after 10."""
     data: str = ""
     """The text, if none is given; empty: must be given."""
+    tokenizer: str = "bytes"
+    """Of text that is not prepared."""
     cost: str = ""
     """In words, for one experiment."""
     caveat: str = ""
@@ -58,19 +64,37 @@ class Scale:
         tokens = self.tokens or paper.batch * PAPER_LENGTH
         chosen: dict[str, Any] = {"batch": max(1, tokens // self.length(train_length)), "precision": self.precision}
         if self.steps is not None:
-            chosen |= {"steps": self.steps, "validate_every": 0, "save_every": max(self.steps // 4, 1)}
+            chosen |= {"steps": self.steps, "validate_every": 0, "save_every": self._save_every(self.steps)}
         if self.lr is not None:
             chosen["lr"] = self.lr
         return replace(paper, keep=1, **chosen)
 
+    @staticmethod
+    def _save_every(steps: int) -> int:
+        """Four times a run, and at least every 200 steps, so that a killed run loses minutes."""
+        return min(max(steps // 4, 1), 200)
+
     def evaluation(self, experiment: Experiment, train_length: int) -> EvalConfig:
         """The training length and its doublings. Where that is below 256 tokens, all of them are scored everywhere."""
-        shortest, longest = self.length(train_length), self.length(experiment.longest)
+        shortest = self.length(train_length)
+        longest = max(self.length(experiment.longest), self.reach * shortest)
         lengths = tuple(shortest << n for n in range((longest // shortest).bit_length()))
-        return EvalConfig(lengths=lengths, last_k=min(SCORED // self.divide, shortest), windows=self.windows)
+        last_k = min(SCORED // self.divide, shortest)
+        return EvalConfig(lengths=lengths, last_k=last_k, windows=self.windows, reach=lengths[-1])
 
     def length(self, of_the_paper: int) -> int:
         return of_the_paper // self.divide
+
+    def tokens_seen(self, size: str, train_length: int) -> int:
+        """By one run."""
+        train = self.train(size, train_length)
+        return train.steps * train.batch * self.length(train_length)
+
+    def with_tokens(self, tokens: int) -> "Scale":
+        """The same with another number of tokens for each run: a rung of a ladder."""
+        if self.tokens is None:
+            raise ValueError(f"scale {self.name} takes its steps from the paper; it has no other number of tokens")
+        return replace(self, steps=max(1, round(tokens / self.tokens)))
 
     def reductions(self, experiment: Experiment) -> list[str]:
         """What is less than in the paper, in words."""
@@ -115,6 +139,20 @@ SCALES: dict[str, Scale] = {
             cost="up to about an hour on two cores",
         ),
         Scale(
+            name="night",
+            divide=4,
+            windows=128,
+            models={"125m": (4, 128, 8), "350m": (5, 256, 8), "2.7b": (6, 384, 12), "6.7b": (8, 384, 12)},
+            steps=4000,
+            tokens=2048,
+            lr=2e-3,
+            reach=32,
+            in_context=True,
+            data="stdlib",
+            tokenizer="bpe:4096",
+            cost="8 million tokens a run: a night on two cores",
+        ),
+        Scale(
             name="gpu",
             divide=1,
             windows=160,
@@ -157,6 +195,9 @@ class CheScale:
 _ALL_TASKS = tuple(name for name, task in TASKS.items() if task.in_paper)
 _SEVEN = tuple(method for method in PAPER_METHODS if not method.endswith(("learned", "sinusoidal", "-xl")))
 _FIVE_TASKS = ("even_pairs", "stack_manipulation", "reverse_string", "missing_duplicate_string", "bucket_sort")
+_ARMS_OF_THREE_BASES = tuple(
+    f"{kind}{base}" for base in ("alibi", "kerple", "fire") for kind in ("", "randomized-", "dape-", "randomized-dape-")
+)
 _FEW_LENGTHS = (10, 20, 30, 40, 41, 60, 80, 120, 160, 240, 320, 500)
 
 CHE: dict[str, CheScale] = {
@@ -180,6 +221,16 @@ CHE: dict[str, CheScale] = {
         hidden=16,
         batch=32,
         samples=64,
+        lengths=_FEW_LENGTHS,
+    ),
+    "night": CheScale(
+        tasks=_FIVE_TASKS,
+        methods=_ARMS_OF_THREE_BASES,
+        steps=5000,
+        rates=(1e-3, 3e-4),
+        width="cpu",
+        batch=64,
+        samples=128,
         lengths=_FEW_LENGTHS,
     ),
     "gpu": CheScale(tasks=_ALL_TASKS, steps=20_000, rates=(3e-4,), lengths=tuple(range(10, LONGEST + 1, 10))),

@@ -61,10 +61,10 @@ class TextTask:
 
     def rows(self, model: Readable, lengths: tuple[int, ...], subject: Subject, *, watch: Watch) -> Iterator[Row]:
         config = self._config
-        evaluation = EvalConfig(lengths=lengths, last_k=config.train_length, windows=config.windows)
-        validation, longest = self._corpus.validation, config.lengths[-1]
-
-        for measured in measure_perplexity(model, validation, evaluation, watch=watch, longest=longest):
+        evaluation = EvalConfig(
+            lengths=lengths, last_k=config.train_length, windows=config.windows, reach=config.lengths[-1]
+        )
+        for measured in measure_perplexity(model, self._corpus.validation, evaluation, watch=watch):
             yield from as_rows(measured, subject, evaluation)
 
 

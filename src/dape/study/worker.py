@@ -34,8 +34,7 @@ class Job:
 
     @classmethod
     def read(cls, folder: Path) -> "Job":
-        given = read_job(folder)
-        return cls(config=StudyConfig(**given.pop("config")), **given)
+        return read_job(folder, cls)
 
 
 def main(folder: Path) -> int:
@@ -142,6 +141,7 @@ def _rate(job: Job) -> float:
 
 def _evaluate(job: Job, model: Any, task: "Task", folder: Path, stop: Callable[[], bool]) -> int:
     from dape.evaluation.perplexity import Subject
+    from dape.evaluation.records import rows_text
     from dape.hf.scorer import Scorer
     from dape.provenance import provenance
 
@@ -162,10 +162,8 @@ def _evaluate(job: Job, model: Any, task: "Task", folder: Path, stop: Callable[[
         if stop():
             sys.exit(STOPPED)
 
-    lines: list[str] = []
-    for lengths in _prepared(job, model):
-        lines += [row.as_json() for row in task.rows(Scorer(model), lengths, subject, watch=watch)]
-    write_text(folder / ROWS, "\n".join(lines) + "\n")
+    rows = [row for lengths in _prepared(job, model) for row in task.rows(Scorer(model), lengths, subject, watch=watch)]
+    write_text(folder / ROWS, rows_text(rows))
     (folder / PROGRESS).unlink(missing_ok=True)
     return 0
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from dape.evaluation.config import EvalConfig
 from dape.models.config import DecoderConfig
-from dape.sweep.grid import Effort, Grid, changes, united
+from dape.sweep.grid import Effort, Grid, changes, saved_settings, united
 from dape.sweep.worker import Job
 from dape.training.config import TrainConfig
 from dape.training.run import FREE_TO_CHANGE, RunConfig
@@ -110,9 +110,18 @@ def language_settings(model: DecoderConfig, train: TrainConfig, evaluation: Eval
     sections = {"model": asdict(model), "train": asdict(train), "evaluation": asdict(evaluation)}
     for name in ("encoding", "encoding_options", "vocabulary"):
         sections["model"].pop(name)
+    if evaluation.reach == max(evaluation.lengths):  # as it was before it was a setting: old folders go on
+        sections["evaluation"].pop("reach")
     for name in ("seed", *FREE_TO_CHANGE):
         sections["train"].pop(name)
     return json.loads(json.dumps(sections))
+
+
+def evaluation_in(out: Path, evaluation: EvalConfig) -> EvalConfig:
+    """The settings as a folder begun before --reach existed means them: windows end where the longest has room."""
+    known = saved_settings(out, SETTINGS).get("shared", {}).get("evaluation")
+    old = isinstance(known, dict) and "reach" not in known and evaluation.reach is None
+    return replace(evaluation, reach=max(evaluation.lengths)) if old else evaluation
 
 
 def relative_data(data: str, out: Path) -> str:

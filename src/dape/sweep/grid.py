@@ -10,10 +10,10 @@ was broken off goes on, and a folder with other settings is refused.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, NotRequired, Protocol, TypedDict, TypeVar
 
 import yaml
 
@@ -21,13 +21,16 @@ from dape.config.load import read_yaml
 from dape.errors import UsageError
 from dape.evaluation.records import Row, append_rows, read_rows
 from dape.files import write_text
-from dape.sweep.child import JOB, PROGRESS, ROWS, read_job, write_job
+from dape.reading import Count, as_record, read_record
+from dape.sweep.child import JOB, PROGRESS, ROWS, plain_job, write_job
 from dape.sweep.pool import Task
-from dape.training.run import read_metrics
+from dape.training.run import FREE_TO_CHANGE, read_metrics
 
 RESULTS, RUNS = "results.jsonl", "runs"
 SHOWN = 4
 """Longer lists are not told in full."""
+NOT_IN_NUMBERS = {"threads", "device", "data", "base", "variant", "extra", *FREE_TO_CHANGE}
+"""Of a job: where it runs and where things lie (data is compared by its hash), and what its rows are called."""
 BACKWARD = 3.0
 """A token of training costs about as much as so many of testing."""
 
@@ -99,7 +102,7 @@ class Grid(ABC, Generic[R]):
         """Write down what the run is to do, for the child to read."""
         folder = self.folder(run)
         # A run that has begun goes on with as many threads as before: another number may change the last bits.
-        threads = read_job(folder)["threads"] if (folder / JOB).is_file() else self.threads
+        threads = plain_job(folder)["threads"] if (folder / JOB).is_file() else self.threads
         write_job(folder, self.job(run, threads))
         return Task(run.name, (self.worker, str(folder)), folder / "log.txt")
 
@@ -113,7 +116,7 @@ class Grid(ABC, Generic[R]):
         effort, now = self.effort(run), self.testing(run)
         tested = sum(cost for length, cost in effort.tests.items() if length < now.get("length", 0))
         if "total" in now:
-            tested += effort.tests[now["length"]] * now["done"] / now["total"]
+            tested += effort.tests.get(now["length"], 0.0) * now.get("done", 0) / now["total"]
         done = BACKWARD * effort.step * self.last_metrics(run).get("step", 0) + tested
         return min(done / (BACKWARD * effort.step * effort.steps + sum(effort.tests.values())), 0.999)
 
@@ -122,10 +125,10 @@ class Grid(ABC, Generic[R]):
         lines = [line for line in read_metrics(self.folder(run)) if "loss" in line]
         return lines[-1] if lines else {}
 
-    def testing(self, run: R) -> dict[str, int]:
+    def testing(self, run: R) -> Mapping[str, Any]:
         """The length at which a run is tested just now, and perhaps how much of it is done; empty before."""
         try:
-            return json.loads((self.folder(run) / PROGRESS).read_text(encoding="utf-8"))
+            return read_record(self.folder(run) / PROGRESS, _Testing)
         except (OSError, ValueError):
             return {}
 
@@ -137,7 +140,7 @@ class Grid(ABC, Generic[R]):
 
     def collect(self) -> list[Row]:
         """All rows of these runs; those that finished runs have not delivered yet are appended first."""
-        rows = read_rows(self.results) if self.results.exists() else []
+        rows = read_rows(self.results, unfinished=True) if self.results.exists() else []
         delivered = {row.run for row in rows}
         for run in self.runs():
             if self.finished(run) and run.name not in delivered:
@@ -154,6 +157,7 @@ class Grid(ABC, Generic[R]):
         known = saved_settings(self.out, self.settings_name)
         if known:
             self._refuse(self.changes(known))
+            self.check_jobs()
         elif self.out.exists() and any(p.name not in (".lock", *self.inputs) for p in self.out.iterdir()):
             raise UsageError(f"--out {self.out}: the folder is not empty and holds no {self.what}; choose another")
         self.out.mkdir(parents=True, exist_ok=True)
@@ -167,6 +171,16 @@ class Grid(ABC, Generic[R]):
             change for name in dict.fromkeys([*then, *now]) for change in changes(name, then.get(name), now.get(name))
         ]
 
+    def check_jobs(self) -> None:
+        """Refuse to go on with runs that were begun, or finished, with other settings than they would get now: their
+        folders know, whatever was done to the file of settings since."""
+        for run in self.runs():
+            if (self.folder(run) / JOB).is_file():
+                then, now = dict(_flat(plain_job(self.folder(run)))), dict(_flat(asdict(self.job(run, self.threads))))
+                known = [name for name in now if name in then]  # older versions noted less
+                then, now = (_plain({name: of[name] for name in known}) for of in (then, now))
+                self._refuse([(f"{run.name}: {n}", then[n], now[n]) for n in known if then[n] != now[n]])
+
     def _refuse(self, changed: Sequence[tuple[str, Any, Any]]) -> None:
         if changed:
             raise UsageError(
@@ -176,9 +190,53 @@ class Grid(ABC, Generic[R]):
             )
 
 
+class _Testing(TypedDict):
+    """progress.json."""
+
+    length: Count
+    done: NotRequired[Count]
+    total: NotRequired[Annotated[int, range(1, 1 << 63)]]
+
+
+def _flat(job: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """What decides a run's numbers, by section.name."""
+    for name, value in job.items():
+        if name in NOT_IN_NUMBERS:
+            continue
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+class _Settings(TypedDict, total=False):
+    """What files of settings may say; plans have more of their own."""
+
+    shared: dict[str, Any]
+    methods: list[str]
+    tasks: list[str]
+    treatments: list[str]
+    rates: list[float]
+    lengths: list[Count]
+    seeds: Count
+    encoding_options: dict[str, Any]
+    logging: dict[str, Count]
+    experiment: str
+    scale: str
+    data: str
+    data_name: str
+
+
 def saved_settings(out: Path, name: str) -> dict[str, Any]:
     path = out / name
-    return read_yaml(path) if path.exists() else {}
+    if not path.exists():
+        return {}
+    given = read_yaml(path)
+    try:
+        known = {name: value for name, value in given.items() if name in _Settings.__annotations__}
+        return {**given, **as_record(_Settings, known, path)}
+    except ValueError as error:
+        raise UsageError(f"{error}. Put back what was changed, or use another --out") from error
 
 
 def changes(name: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:

@@ -24,13 +24,6 @@ class Task:
     """What the child prints."""
 
 
-def usable_cores() -> int:
-    """Cores this process may run on, which in a container are fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def run_tasks(
     tasks: Sequence[Task], jobs: int, *, tick: Callable[[Sequence[Task]], None]
 ) -> Iterator[tuple[Task, int]]:

@@ -12,9 +12,7 @@ from typing import Any
 
 from dape.evaluation.config import EvalConfig
 from dape.files import write_text
-from dape.models.config import DecoderConfig
 from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised
-from dape.training.config import TrainConfig
 from dape.training.run import RunConfig
 
 
@@ -26,6 +24,8 @@ class Job:
     device: str
     variant: str = ""
     """What its rows call the options of the encoding, where these are varied."""
+    in_context: bool = False
+    """Also measure the in-context gain."""
     extra: dict[str, Any] = field(default_factory=dict)
     """More for its rows."""
 
@@ -35,21 +35,7 @@ class Job:
 
     @classmethod
     def read(cls, folder: Path) -> "Job":
-        given = read_job(folder)
-        run, evaluation = given["run"], given["evaluation"]
-        return cls(
-            run=RunConfig(
-                model=DecoderConfig(**run["model"]),
-                train=TrainConfig(**run["train"]),
-                data=run["data"],
-                threads=run["threads"],
-            ),
-            evaluation=EvalConfig(**{**evaluation, "lengths": tuple(evaluation["lengths"])}),
-            data_hash=given["data_hash"],
-            device=given["device"],
-            variant=given["variant"],
-            extra=given["extra"],
-        )
+        return read_job(folder, cls)
 
 
 def main(folder: Path) -> int:
@@ -75,7 +61,8 @@ def _work(folder: Path, stop: Callable[[], bool]) -> int:
 
 
 def _evaluate(job: Job, trainer: Any, folder: Path, stop: Callable[[], bool]) -> int:
-    from dape.evaluation.perplexity import Subject, as_rows, measure
+    from dape.evaluation.perplexity import Subject, as_rows, in_context_row, measure
+    from dape.evaluation.records import rows_text
     from dape.provenance import provenance
 
     config = trainer.config
@@ -97,10 +84,12 @@ def _evaluate(job: Job, trainer: Any, folder: Path, stop: Callable[[], bool]) ->
             sys.exit(STOPPED)
 
     model = trainer.model.eval()
-    lines = []
+    rows = []
     for measured in measure(model, trainer.corpus.validation, job.evaluation, watch=watch):
-        lines += [row.as_json() for row in as_rows(measured, subject, job.evaluation)]
-    write_text(folder / ROWS, "\n".join(lines) + "\n")
+        rows += as_rows(measured, subject, job.evaluation)
+    if job.in_context:
+        rows.append(in_context_row(model, trainer.corpus.validation, subject, job.evaluation.windows))
+    write_text(folder / ROWS, rows_text(rows))
     (folder / PROGRESS).unlink(missing_ok=True)
     return 0
 

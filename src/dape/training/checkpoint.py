@@ -9,29 +9,35 @@ Loading runs no code: no pickle anywhere.
 """
 
 import dataclasses
-import hashlib
 import json
 import re
 import shutil
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from dape.data import tokenizer as tokenizers
 from dape.data.tokenizer import Tokenizer
 from dape.errors import UsageError
-from dape.files import new_folder
+from dape.files import new_folder, sha256
+from dape.machine import available_bytes
 from dape.models.config import DecoderConfig
 from dape.models.decoder import DecoderLM
+from dape.reading import Count, FileName, Sha256, check_files, read_json, read_record, reading, sealed
 from dape.training.config import TrainConfig
+from dape.training.cost import require_fits
+from dape.training.run import changes
+from dape.training.tensors import read_tensors, write_tensors
 
 FORMAT = 1
 MODEL, OPTIMIZER, DESCRIPTION = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
 CHECKPOINTS = "checkpoints"
+NOT_IN_WEIGHTS = {"name", "tokenizer", "scale", "lengths", "samples", "depths", "test_pairs"}
+"""Of what is noted about data: names, and how models are tested afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +52,21 @@ class Description:
     """Name and hash of the corpus, name and fingerprint of its tokenizer."""
     scaler: dict[str, Any] = dataclasses.field(default_factory=dict)
     """State of the loss scaler, with fp16."""
+    threads: int | None = None
+    """Of torch on the CPU, where they are known."""
+
+
+class _File(TypedDict):
+    """checkpoint.json. Since it has a checksum of its own, nothing in it is believed that was not written with it."""
+
+    format: int
+    step: Count
+    model: DecoderConfig
+    train: TrainConfig
+    data: dict[str, Any]
+    scaler: dict[str, Any]
+    threads: NotRequired[int | None]
+    sha256: dict[FileName, Sha256]
 
 
 # Writing -------------------------------------------------------------------------------------------------------------
@@ -60,20 +81,13 @@ def save(
         return target
     folder.mkdir(parents=True, exist_ok=True)
     with new_folder(target) as temporary:
-        _save_tensors(dict(model.state_dict()), temporary / MODEL)
-        _save_tensors(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER)
+        write_tensors(model.state_dict(), temporary / MODEL)
+        write_tensors(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER)
         tokenizer.save(temporary)
         checksums = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
-        text = json.dumps({"format": FORMAT, **asdict(description), "sha256": checksums}, indent=2)
+        text = json.dumps(sealed({"format": FORMAT, **asdict(description), "sha256": checksums}), indent=2)
         (temporary / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
     return target
-
-
-def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    try:
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
-    except SafetensorError as error:  # how it reports a full disk
-        raise OSError(f"cannot write {path.parent.name}: {error}") from error
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -119,67 +133,93 @@ def find(path: Path) -> Path:
 
 def describe(checkpoint: Path) -> Description:
     """The checkpoint's own description, after a check that its files are those that were saved."""
-    try:
-        given = json.loads((checkpoint / DESCRIPTION).read_text(encoding="utf-8"))
-        if given["format"] != FORMAT:
-            raise ValueError(f"format {given['format']}, while this version of dape reads format {FORMAT}")
-        description = Description(
-            step=int(given["step"]),
-            model=DecoderConfig(**given["model"]),
-            train=TrainConfig(**given["train"]),
-            data=dict(given["data"]),
-            scaler=dict(given["scaler"]),
-        )
-        checksums = dict(given["sha256"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{checkpoint}: {DESCRIPTION} cannot be read ({error or type(error).__name__})") from error
-    for name, expected in checksums.items():
-        _check_file(checkpoint / name, expected)
-    return description
-
-
-def _check_file(path: Path, expected: str) -> None:
+    path = checkpoint / DESCRIPTION
     if not path.is_file():
-        raise ValueError(f"{path.parent}: damaged, {path.name} is missing. {_ADVICE}")
-    if sha256(path) != expected:
-        raise ValueError(f"{path.parent}: damaged, {path.name} is not what was saved (checksums differ). {_ADVICE}")
+        raise ValueError(f"{path}: is missing. {_ADVICE}")
+    version = read_json(path, _ADVICE).get("format")
+    if version != FORMAT:
+        raise ValueError(f"{path}: format {version}, while this version of dape reads format {FORMAT}")
+    given = read_record(path, _File, _ADVICE)
+    _check_step(path, given["step"])
+    _check_complete(path, given["sha256"])
+    check_files(checkpoint, given["sha256"], _ADVICE)
+    return Description(**{f.name: given[f.name] for f in dataclasses.fields(Description) if f.name in given})
 
 
 _ADVICE = "Remove this folder to go on from an older checkpoint, or copy it anew."
 
 
+def _check_step(path: Path, step: int) -> None:
+    """The folder may have been given another name; one of ours tells the step."""
+    name = path.resolve().parent.name
+    if re.fullmatch(r"step-\d{8,}", name) and int(name.removeprefix("step-")) != step:
+        raise ValueError(f"{path}: step: found {step}, expected that of its folder {name}. {_ADVICE}")
+
+
+def _check_complete(path: Path, noted: Collection[str]) -> None:
+    """No file is read whose checksum is not known."""
+    needed = {MODEL, OPTIMIZER, tokenizers.FILE}
+    needed |= {tokenizers.INFO} if (path.parent / tokenizers.INFO).exists() else set()
+    if missing := sorted(needed - set(noted)):
+        raise ValueError(f"{path}: sha256: has no {', '.join(missing)}, which every checkpoint has. {_ADVICE}")
+
+
+def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, now: Description) -> Description | None:
+    """Put the newest checkpoint back, if there is one; ``now`` is what this run would write at its beginning."""
+    found = checkpoints(folder)
+    if not found:
+        return None
+    saved = describe(found[-1])
+    check_continues(saved, now, found[-1])
+    restore_model(found[-1], model)
+    restore_optimizer(found[-1], model, optimizer)
+    return saved
+
+
+def check_continues(saved: Description, now: Description, where: Path) -> None:
+    """Refuse to go on from a checkpoint with settings that would have given other weights."""
+    if saved.data.get("hash") != now.data.get("hash"):
+        told = [f"{of.data.get('name')} ({str(of.data.get('hash'))[:12]})" for of in (saved, now)]
+        raise UsageError(
+            f"{where} was trained on {told[0]}, the data given now is {told[1]}; "
+            "a run is continued on its own data only"
+        )
+    known = (saved.data.keys() & now.data.keys()) - NOT_IN_WEIGHTS  # older versions noted less
+    data = [{name: of.data[name] for name in sorted(known)} for of in (saved, now)]
+    pairs = ((asdict(saved.model), asdict(now.model)), (asdict(saved.train), asdict(now.train)), data)
+    if changed := [change for old, new in pairs for change in changes(old, new)]:
+        raise UsageError(
+            f"{where} was made with other settings: {'; '.join(changed)}. A run goes on with its own settings only: "
+            "put them back, or start another run with another --out."
+        )
+
+
 def load_model(checkpoint: Path, description: Description, device: torch.device) -> DecoderLM:
+    with reading(checkpoint / DESCRIPTION, "cannot be loaded"):
+        require_fits(description.model, available_bytes())
     model = DecoderLM(description.model).to(device)
     restore_model(checkpoint, model)
     return model
 
 
 def restore_model(checkpoint: Path, model: nn.Module) -> None:
-    try:
-        model.load_state_dict(load_file(checkpoint / MODEL))
-    except (RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{checkpoint}: {MODEL} does not fit what {DESCRIPTION} says ({reason})") from error
+    tensors = read_tensors(checkpoint / MODEL, _ADVICE)
+    with reading(checkpoint / MODEL, f"does not fit what {DESCRIPTION} says"):
+        model.load_state_dict(tensors)
 
 
 def restore_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Put the averages back, each on its parameter."""
     parameters = dict(model.named_parameters())
     state: dict[str, dict[str, Tensor]] = {}
-    try:
-        saved = load_file(checkpoint / OPTIMIZER)
-    except SafetensorError as error:
-        raise ValueError(f"{checkpoint}: {OPTIMIZER} cannot be read ({error})") from error
-    for name, tensor in saved.items():
+    for name, tensor in read_tensors(checkpoint / OPTIMIZER, _ADVICE).items():
         parameter, _, key = name.rpartition(":")
+        fits = parameter in parameters and tensor.shape in ((), parameters[parameter].shape)
+        if not fits:
+            raise ValueError(f"{checkpoint / OPTIMIZER}: {name} {list(tensor.shape)} does not fit the model. {_ADVICE}")
         state.setdefault(parameter, {})[key] = tensor
     for name, values in state.items():
         device = parameters[name].device
         optimizer.state[parameters[name]] = {
             key: value.to(device) if value.dim() or device.type != "cpu" else value for key, value in values.items()
         }
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,14 +1,18 @@
-"""Ctrl-C and SIGTERM as a request to stop at the next good moment. No torch here."""
+"""Ctrl-C, SIGTERM and a closed terminal as a request to stop at the next good moment. No torch here."""
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
 
+HANG_UP = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
+
 
 class Interruption:
-    """While this context is open, the first SIGINT or SIGTERM only sets ``signal``; a second one interrupts at once."""
+    """While this context is open, the first SIGINT, SIGTERM or SIGHUP only sets ``signal``; a second one interrupts at
+    once."""
 
     def __init__(self, message: str = "stopping after this step and saving; once more to stop at once") -> None:
         self.signal: int | None = None
@@ -16,7 +20,8 @@ class Interruption:
         self._before: dict[int, signal.Handlers | object] = {}
 
     def __enter__(self) -> "Interruption":
-        for number in _heeded(signal.SIGINT, signal.SIGTERM):
+        self._terminal = _terminal()
+        for number in _heeded(signal.SIGINT, signal.SIGTERM, *HANG_UP):
             self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -36,6 +41,8 @@ class Interruption:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
+        if number in HANG_UP:
+            _forget(self._terminal)
         print(f"\ndape: {self._message}", file=sys.stderr, flush=True)
 
 
@@ -43,16 +50,32 @@ class Interruption:
 def signals_as_interrupts() -> Iterator[None]:
     """SIGTERM, and SIGHUP of a terminal that was closed, as KeyboardInterrupt: the same orderly end."""
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
+    terminal = _terminal()
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        if number in HANG_UP:
+            _forget(terminal)
         raise KeyboardInterrupt
 
-    hang_up = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
-    before = {number: signal.signal(number, interrupt) for number in _heeded(signal.SIGTERM, *hang_up)}
+    before = {number: signal.signal(number, interrupt) for number in _heeded(signal.SIGTERM, *HANG_UP)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _terminal() -> list[int]:
+    """Which of standard input, output and errors are one; once it is closed, it is none any more."""
+    return [handle for handle in (0, 1, 2) if os.isatty(handle)]
+
+
+def _forget(handles: list[int]) -> None:
+    """Say nothing any more to a terminal that was closed: it would answer with an error, before anything is saved."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for handle in handles:
+        os.dup2(nowhere, handle)
+    os.close(nowhere)
 
 
 def _heeded(*numbers: signal.Signals) -> list[signal.Signals]:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dape.data.store import Corpus
 from dape.data.windows import TrainingWindows, evaluation_ends, evaluation_windows
-from dape.errors import UsageError
 from dape.models.decoder import DecoderLM
+from dape.reading import reading
 from dape.training import checkpoint
 from dape.training.checkpoint import CHECKPOINTS, Description
 from dape.training.optim import learning_rate, make_optimizer
@@ -58,6 +58,8 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, self.train)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.train.precision == "fp16")
         self.step = 0
+        self.threads_before: int | None = None
+        """Of the process that wrote the checkpoint this run goes on from."""
         self.validation_loss: float | None = None
         self._resume()
         self.metrics = Metrics(folder, after_step=self.step)
@@ -67,27 +69,27 @@ class Trainer:
     # Saving and restoring --------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        found = checkpoint.checkpoints(self.folder / CHECKPOINTS)
-        if not found:
+        saved = checkpoint.resume(self.folder / CHECKPOINTS, self.model, self.optimizer, self._description())
+        if saved is None:
             return
-        description = checkpoint.describe(found[-1])
-        check_same_data(description, self.corpus, found[-1])
-        checkpoint.restore_model(found[-1], self.model)
-        checkpoint.restore_optimizer(found[-1], self.model, self.optimizer)
-        if description.scaler:
-            self.scaler.load_state_dict(description.scaler)
-        self.step = description.step
+        if saved.scaler:
+            with reading(self.folder / CHECKPOINTS, "the state of the loss scaler is damaged"):
+                self.scaler.load_state_dict(saved.scaler)
+        self.step, self.threads_before = saved.step, saved.threads
 
-    def save(self) -> Path:
-        description = Description(
+    def _description(self) -> Description:
+        return Description(
             step=self.step,
             model=self.config.model,
             train=self.train,
             data=data_of(self.corpus),
             scaler=self.scaler.state_dict() if self.scaler.is_enabled() else {},
+            threads=torch.get_num_threads(),
         )
+
+    def save(self) -> Path:
         folder = self.folder / CHECKPOINTS
-        saved = checkpoint.save(folder, description, self.model, self.optimizer, self.corpus.tokenizer)
+        saved = checkpoint.save(folder, self._description(), self.model, self.optimizer, self.corpus.tokenizer)
         checkpoint.prune(folder, self.train.keep)
         return saved
 
@@ -167,7 +169,7 @@ class Trainer:
         stream = self.corpus.validation
         if len(stream) <= length:
             return None
-        ends = evaluation_ends(stream, longest=length, k=length, windows=VALIDATION_WINDOWS, same_document=False)
+        ends = evaluation_ends(stream, reach=length, k=length, windows=VALIDATION_WINDOWS, same_document=False)
         tokens = torch.from_numpy(evaluation_windows(stream, ends, length)).to(self.device)
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -235,12 +237,3 @@ def data_of(corpus: Corpus) -> dict[str, Any]:
         "tokenizer": tokenizer.name,
         "tokenizer_fingerprint": tokenizer.fingerprint,
     }
-
-
-def check_same_data(description: Description, corpus: Corpus, where: Path) -> None:
-    name, data_hash = description.data["name"], description.data["hash"]
-    if data_hash != corpus.hash:
-        raise UsageError(
-            f"{where} was trained on {name} ({data_hash[:12]}), the data given now is {corpus.name} "
-            f"({corpus.hash[:12]}); a run is continued on its own data only"
-        )

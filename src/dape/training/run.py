@@ -8,16 +8,17 @@ RUN/config.yaml       all settings, after presets and flags; `dape train --confi
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import yaml
 
-from dape.config.load import read_yaml
+from dape.config.load import read_settings
 from dape.errors import UsageError
 from dape.files import write_text
 from dape.models.config import DecoderConfig
+from dape.reading import Count, as_record, parse_json, read_json_lines, reading, short
 from dape.training.config import TrainConfig
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
@@ -43,29 +44,13 @@ class RunConfig:
     @classmethod
     def read(cls, folder: Path) -> "RunConfig":
         path = folder / CONFIG
-        given = read_yaml(path)
-        try:
-            return cls(
-                model=DecoderConfig(**given["model"]),
-                train=TrainConfig(**given["train"]),
-                data=str(given["data"]),
-                threads=int(given["threads"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"{path}: is not the settings of a run ({error})") from error
+        return read_settings(path, cls)
 
     def check_continues(self, saved: "RunConfig", folder: Path) -> None:
         """Refuse to continue ``saved`` with settings that would give other weights."""
-        pairs = [
-            ("data", saved.data, self.data),
-            *_pairs(saved.model, self.model),
-            *_pairs(saved.train, self.train),
-        ]
-        changed = [
-            f"{name} was {old!r}, now {new!r}"
-            for name, old, new in pairs
-            if old != new and name not in FREE_TO_CHANGE and name != "vocabulary"
-        ]
+        model = replace(saved.model, vocabulary=self.model.vocabulary)  # follows from the data
+        changed = changes({"data": saved.data}, {"data": self.data})
+        changed += changes(asdict(model), asdict(self.model)) + changes(asdict(saved.train), asdict(self.train))
         if changed:
             raise UsageError(
                 f"{folder} was begun with other settings: {'; '.join(changed)}. "
@@ -73,8 +58,11 @@ class RunConfig:
             )
 
 
-def _pairs(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
-    return [(f.name, getattr(old, f.name), getattr(new, f.name)) for f in fields(old)]
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Old and new value of everything that touches the weights and is not the same; files turn tuples into lists."""
+    old, new = (json.loads(json.dumps(settings)) for settings in (old, new))
+    names = [name for name in dict.fromkeys([*old, *new]) if name not in FREE_TO_CHANGE]
+    return [f"{n} was {short(old.get(n))}, now {short(new.get(n))}" for n in names if old.get(n) != new.get(n)]
 
 
 def _plain(value: Any) -> Any:
@@ -110,5 +98,15 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     path = folder / METRICS
     if not path.exists():
         return []
-    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines() if line.strip()]
+    return [_metrics(f"{path}, line {number}", text) for number, whole, text in read_json_lines(path) if whole]
+
+
+class _Step(TypedDict):
+    step: Count
+
+
+def _metrics(where: str, text: bytes) -> dict[str, Any]:
+    with reading(where, "is not a line of metrics", "Remove the line."):
+        line = as_record(dict[str, int | float | None], parse_json(text), where)
+        as_record(_Step, {"step": line.get("step")}, where)
+        return line

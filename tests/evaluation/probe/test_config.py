@@ -6,6 +6,7 @@ import pytest
 
 from dape.errors import UsageError
 from dape.evaluation.probe.config import RecallConfig, TextConfig, depth_places
+from dape.reading import as_record
 
 
 @pytest.mark.parametrize(
@@ -69,4 +70,4 @@ def test_depth_places():
 def test_plain_data_comes_back():
     config = RecallConfig(lengths=(64, 128), depths=(0.0, 1.0))
     plain = {**vars(config), "lengths": [64, 128], "depths": [0.0, 1.0], "test_pairs": list(config.test_pairs)}
-    assert RecallConfig.from_plain(plain) == config
+    assert as_record(RecallConfig, plain) == config

@@ -1,5 +1,6 @@
 """Our model's weights in the transformers library: started as ours, saved, loaded, resized."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ import dape
 pytest.importorskip("transformers")
 
 from tests.hf.model.models import NAMES, continued, settings, tiny, tokens
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from dape.hf import DapeForCausalLM
+from dape.hf import DapeConfig, DapeForCausalLM
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,6 +92,86 @@ def test_a_resized_model_is_saved_as_it_is(folder):
     loaded = AutoModelForCausalLM.from_pretrained(folder(model))
     with torch.no_grad():
         assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
+
+
+def trained(model: DapeForCausalLM) -> DapeForCausalLM:
+    """After a step that moves every weight."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(tokens(), labels=tokens()).loss.backward()
+    optimizer.step()
+    return model
+
+
+def resized(model: DapeForCausalLM, **how) -> DapeForCausalLM:
+    model.resize_token_embeddings(23, **how)
+    return model
+
+
+def tied(model: DapeForCausalLM) -> DapeForCausalLM:
+    model.model.head.weight = model.model.embedding.weight
+    return trained(model)
+
+
+def with_another_head(model: DapeForCausalLM) -> DapeForCausalLM:
+    model.set_output_embeddings(torch.nn.Linear(32, 19, bias=False))
+    model.set_input_embeddings(torch.nn.Embedding(19, 32))
+    return model
+
+
+CHANGES = {
+    "trained": trained,
+    "resized": lambda model: resized(trained(model)),
+    "resized, mean_resizing=False": lambda model: resized(trained(model), mean_resizing=False),
+    "smaller": lambda model: (model.resize_token_embeddings(11), model)[1],
+    "tied": tied,
+    "tied and resized": lambda model: resized(tied(model)),
+    "copied": copy.deepcopy,
+    "another head": with_another_head,
+    "half precision": lambda model: trained(model).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("loaded", [True, False], ids=["loaded", "new"])
+def test_weights_that_somebody_has_are_never_started_again(change, loaded, folder):
+    """The library, and those who build on its models, call ``post_init`` as often as they like."""
+    model: Any = tiny("dape-fire")
+    model = AutoModelForCausalLM.from_pretrained(folder(model)) if loaded else model
+    model = CHANGES[change](model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for call in (
+        model.post_init,
+        model.init_weights,
+        model.initialize_weights,
+        lambda: model.apply(model._init_weights),
+    ):
+        call()
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_inside_another_model_of_the_library_weights_stay(folder):
+    class Around(PreTrainedModel):
+        config_class = DapeConfig
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.inside = tiny("dape-kerple")
+            self.post_init()
+
+    expected = tiny("dape-kerple").state_dict()
+    found = Around(settings("dape-kerple")).inside.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_model_built_without_memory_is_started_when_it_has_some():
+    with torch.device("meta"):
+        model = DapeForCausalLM(settings("dape-kerple"))
+    model.to_empty(device="cpu")
+    torch.manual_seed(4)
+    model.init_weights()
+    torch.manual_seed(4)
+    fresh = dape.DecoderLM(settings("dape-kerple").for_decoder()).state_dict()
+    assert all(torch.equal(model.model.state_dict()[name], tensor) for name, tensor in fresh.items())
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "flash_attention_2", "flex_attention"])

@@ -345,13 +345,29 @@ def test_gradients_of_f_in_half_precision(label, impl):
         assert (found - exact).abs().max() < 5e-4 * exact.abs().max()
 
 
+def assert_same_weights_in_both_passes(impl: str, label: str, queries: int, size: float) -> None:
+    """The output is linear in v, so dO . O = dV . V whatever the weights are, if only they are the same: also where
+    scores are so large that another order of their sums, or the logarithm of the softmax's, is another weight."""
+    inputs = draw(queries, 75).to(torch.float32)
+    nearly_equal = 1 + torch.randn(inputs.k.shape[:3]).unsqueeze(-1) / size
+    inputs = replace(inputs, q=size * inputs.q, k=inputs.k[:, :, :1] * nearly_equal, v=inputs.v.abs())
+    found = outputs_and_gradients(impl, make(label, torch.float32), inputs, rows=torch.ones(1))
+    towards = torch.randn(
+        found["output"].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ).float()
+    forward, backward = (towards * found["output"]).sum((2, 3)), (found["v"] * inputs.v).sum((2, 3))
+    assert (forward - backward).abs().max() < 2e-6 * (towards.abs() * found["output"]).sum((2, 3)).max()
+
+
 @pytest.mark.usefixtures("compiled")
-def test_compiled_weights_of_few_rows_are_at_most_1():
-    """Scores of 1e8: the forward pass of few rows sums them in another order than the backward pass."""
-    inputs = draw(5, 70).to(torch.float32)
-    inputs = replace(inputs, q=1e4 * inputs.q, k=1e4 * inputs.k)
-    found = outputs_and_gradients("fused", make("kerple", torch.float32), inputs)
-    assert found["v"].abs().max() < 40  # the gradient that comes in is below 5, from 5 rows
+@pytest.mark.parametrize("label", ["kerple", "dape-kerple concat_residual", "dape-fire"])
+@pytest.mark.parametrize("size", [1.0, 3e4, 1e6, 1e8])
+@pytest.mark.parametrize("queries", [1, 5, 8, 9, 75])
+@pytest.mark.parametrize(("impl", "many_items"), [("blocked", NEVER), ("fused", ALWAYS), ("fused", NEVER)])
+def test_both_passes_have_the_same_weights(impl, many_items, queries, size, label, monkeypatch, tile_bytes):
+    monkeypatch.setattr(run, "MANY_ITEMS", many_items)
+    tile_bytes(4096)
+    assert_same_weights_in_both_passes(impl, label, queries, size)
 
 
 @pytest.mark.usefixtures("compiled")

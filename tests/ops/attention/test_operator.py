@@ -267,16 +267,90 @@ def test_broken_inputs_pass(impl):
     assert dape.attention(q, k, v, make("kerple"), impl=impl)[0, 0, 0].isnan().any()
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
-@pytest.mark.parametrize("impl", ["reference", "blocked"])
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+PLACES = {  # of queries and keys; differences leave the range of 8 bits, and below 0 that of unsigned numbers
+    "with gaps": (torch.arange(9), torch.arange(9) * 2 + 1),
+    "one run": (torch.arange(9), torch.arange(9) + 7),
+    "far apart": (torch.arange(100, 109), torch.arange(9) * 2),
+    "on both sides of 0": (torch.arange(100, 109), torch.arange(-100, -91)),
+}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("impl", ["reference", "blocked", "fused", "auto"])
 @pytest.mark.parametrize("name", ["rope", "t5", "alibi", "fire", "transformer-xl", "dape-kerple", "randomized-kerple"])
 def test_integers_of_any_width_mean_the_same_positions(name, impl, dtype):
+    if impl == "fused" and name == "transformer-xl":
+        pytest.skip("no closed form")
     pe = make(name)
-    pe = pe.draw(60, torch.Generator().manual_seed(0)) if name.startswith("randomized") else pe
-    q_pos, k_pos = torch.arange(9), torch.arange(9) * 2 + 1
-    expected = dape.attention(*draw(), pe, q_pos=q_pos, k_pos=k_pos, causal=False, impl=impl)
-    actual = dape.attention(*draw(), pe, q_pos=q_pos.to(dtype), k_pos=k_pos.to(dtype), causal=False, impl=impl)
-    torch.testing.assert_close(actual, expected)
+    pe = pe.draw(120, torch.Generator().manual_seed(0)) if name.startswith("randomized") else pe
+    inputs = draw()
+    for q_pos, k_pos in PLACES.values():
+        if k_pos.min() < 0 and (not dtype.is_signed or name.startswith("randomized")):
+            continue
+        for narrow_q, narrow_k in ((dtype, dtype), (dtype, torch.int64), (torch.int64, dtype)):
+            given = {"q_pos": q_pos.to(narrow_q), "k_pos": k_pos.to(narrow_k)}
+            actual = dape.attention(*inputs, pe, **given, causal=False, impl=impl)
+            expected = dape.attention(*inputs, pe, q_pos=q_pos, k_pos=k_pos, causal=False, impl=impl)
+            assert torch.equal(actual, expected), given
+
+
+@pytest.mark.parametrize("impl", ["reference", "blocked", "fused"])
+def test_int32_differences_do_not_wrap(impl):
+    """One run each, 3e9 apart: the offset does not fit 32 bits."""
+    inputs, pe = draw(), make("t5")
+    q_pos, k_pos = torch.arange(9) + 15 * 10**8, torch.arange(9) - 15 * 10**8
+    actual = dape.attention(*inputs, pe, q_pos=q_pos.int(), k_pos=k_pos.int(), impl=impl)
+    assert torch.equal(actual, dape.attention(*inputs, pe, q_pos=q_pos, k_pos=k_pos, impl=impl))
+    assert (actual != 0).all(), "every key lies in the past"
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_documents_may_be_numbered_with_any_integers(dtype):
+    inputs, pe, document = draw(), make("dape-fire"), torch.arange(9) // 4
+    narrow = {"q_document": document.to(dtype), "k_document": document.to(dtype)}
+    actual = dape.attention(*inputs, pe, **narrow, causal=False)
+    expected = dape.attention(*inputs, pe, q_document=document, k_document=document, causal=False)
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("position", [2**62, -(2**62), 2**53 + 1])
+def test_positions_whose_differences_would_wrap_are_refused(position):
+    far = torch.tensor([position])
+    with pytest.raises(ValueError, match=rf"q_pos must lie between -2\^53 and 2\^53, got {position}"):
+        dape.attention(*draw(1), make("alibi"), q_pos=far, k_pos=torch.zeros(1, dtype=torch.long))
+    with pytest.raises(ValueError, match="k_pos must lie between"):
+        make("alibi").bias(torch.zeros(1, dtype=torch.long), far)
+
+
+def test_unsigned_positions_beyond_int64_are_refused():
+    with pytest.raises(ValueError, match=r"q_pos must lie between .* got 18446744073709551615"):
+        dape.attention(
+            *draw(1), make("alibi"), q_pos=torch.tensor([2**64 - 1], dtype=torch.uint64), k_pos=torch.arange(1)
+        )
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("name", ["rope", "dape-kerple", "dape-v2-fire", "cope"])
+def test_intermediates_at_integers_of_any_width(name, dtype):
+    inputs, pe = draw()[:2], make(name)
+    q_pos, k_pos = torch.arange(100, 109), torch.arange(9)
+    actual = dape.intermediates(*inputs, pe, q_pos=q_pos.to(dtype), k_pos=k_pos.to(dtype))
+    assert torch.equal(actual.logits, dape.intermediates(*inputs, pe, q_pos=q_pos, k_pos=k_pos).logits)
+
+
+@pytest.mark.parametrize("start", [-3, 5])
+@pytest.mark.parametrize("name", ["randomized-rope", "randomized-alibi", "randomized-dape-kerple", "randomized-cope"])
+def test_randomised_positions_without_a_draw_begin_at_0(name, start):
+    """-3 would be read as the third last of what is drawn."""
+    at = torch.arange(9) + start
+    for call in (
+        lambda: dape.attention(*draw(), make(name), q_pos=at, k_pos=at),
+        lambda: dape.intermediates(*draw()[:2], make(name), q_pos=at, k_pos=at),
+    ):
+        with pytest.raises(ValueError, match=f"Fix one draw.*begin at {start}"):
+            call()
+    dape.attention(*draw(), make(name), q_pos=torch.arange(9), k_pos=torch.arange(9))
 
 
 # Half precision ------------------------------------------------------------------------------------------------------

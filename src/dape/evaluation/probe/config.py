@@ -67,12 +67,6 @@ class RecallConfig:
     """Training sequences per step, if they are of the longest; shorter ones are proportionally more."""
     lr: float = 3e-3
 
-    @classmethod
-    def from_plain(cls, given: dict[str, Any]) -> "RecallConfig":
-        """From what JSON or YAML gives back."""
-        settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-        return cls(**settings)
-
     @property
     def vocabulary(self) -> int:
         return 3 * self.keys

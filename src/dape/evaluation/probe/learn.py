@@ -70,17 +70,16 @@ class RecallTrainer:
         self.metrics = Metrics(folder, after_step=self.step)
 
     def _resume(self) -> None:
-        found = checkpoint.checkpoints(self.folder / CHECKPOINTS)
-        if found:
-            self.step = checkpoint.describe(found[-1]).step
-            checkpoint.restore_model(found[-1], self.model)
-            checkpoint.restore_optimizer(found[-1], self.model, self.optimizer)
+        saved = checkpoint.resume(self.folder / CHECKPOINTS, self.model, self.optimizer, self._description())
+        self.step = saved.step if saved else 0
+
+    def _description(self) -> Description:
+        data = {"name": PROTOCOL, **asdict(self.config)}
+        return Description(step=self.step, model=self.model.config, train=self.train, data=data)
 
     def save(self) -> None:
-        data = {"name": PROTOCOL, **asdict(self.config)}
-        description = Description(step=self.step, model=self.model.config, train=self.train, data=data)
         folder, symbols = self.folder / CHECKPOINTS, Symbols(self.config.keys)
-        checkpoint.save(folder, description, self.model, self.optimizer, symbols)
+        checkpoint.save(folder, self._description(), self.model, self.optimizer, symbols)
         checkpoint.prune(folder, 1)
 
     def run(self, stop: Callable[[], bool]) -> bool:

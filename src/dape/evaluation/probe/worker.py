@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dape.evaluation.probe.config import RecallConfig
+from dape.evaluation.records import rows_text
 from dape.files import write_text
 from dape.sweep.child import PROGRESS, ROWS, STOPPED, as_process, read_job, supervised
 
@@ -24,8 +25,7 @@ class Job:
 
     @classmethod
     def read(cls, folder: Path) -> "Job":
-        given = read_job(folder)
-        return cls(config=RecallConfig.from_plain(given.pop("config")), **given)
+        return read_job(folder, cls)
 
 
 def main(folder: Path) -> int:
@@ -52,7 +52,7 @@ def _work(folder: Path, stop: Callable[[], bool]) -> int:
 
     subject = subject_of(trainer, run=folder.name, extra={**provenance(), "device": job.device})
     rows = measure(trainer.model.eval(), job.config, subject, watch=watch)
-    write_text(folder / ROWS, "".join([row.as_json() + "\n" for row in rows]))
+    write_text(folder / ROWS, rows_text(rows))
     (folder / PROGRESS).unlink(missing_ok=True)
     return 0
 

@@ -195,8 +195,7 @@ def _row(subject: Subject, selected: Selected, reader: Reader, results: Any, nam
     }
     if isinstance(task, LastK):
         windows = task.window_nll()
-        return Row(
-            protocol="lm-eval:last_k", k=task.k, windows=len(windows), window_nll=windows, mode="packed", **common
-        )
+        scored = {"k": task.k, "windows": len(windows), "window_nll": windows, "reach": task.reach}
+        return Row(protocol="lm-eval:last_k", mode="packed", **scored, **common)
     kind = task.get_config("output_type") if task is not None else "group"
     return Row(protocol=f"lm-eval:{kind}", **common)

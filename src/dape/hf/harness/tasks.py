@@ -17,8 +17,10 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 
 from dape.data.store import Corpus
-from dape.data.windows import evaluation_ends, evaluation_windows
+from dape.data.windows import evaluation_windows
 from dape.errors import UsageError
+from dape.evaluation.config import EvalConfig
+from dape.evaluation.perplexity import ends_of, with_reach
 from dape.hf.harness.logs import said_once
 from dape.hf.harness.questions import Questions
 
@@ -90,10 +92,10 @@ class LastK(Task):
     VERSION = 1
     OUTPUT_TYPE = "loglikelihood"
 
-    def __init__(self, name: str, windows: np.ndarray, k: int) -> None:
+    def __init__(self, name: str, windows: np.ndarray, k: int, reach: int | None = None) -> None:
         with said_once(logging.ERROR):  # its settings are not there yet
             super().__init__()
-        self.k = k
+        self.k, self.reach = k, reach
         self._docs = [{"tokens": window} for window in windows.tolist()]
         self.set_config("task", name)
         self.set_config("output_type", "loglikelihood")
@@ -148,13 +150,14 @@ def _perplexity(nll: Sequence[float]) -> float:
     return math.inf if mean >= 700 else math.exp(mean)
 
 
-def last_k_task(corpus: Corpus, length: int, *, k: int, windows: int, longest: int) -> Selected:
-    """The windows of ``dape eval``: every length up to the longest scores the same tokens."""
+def last_k_task(corpus: Corpus, length: int, *, k: int, windows: int, reach: int | None = None) -> Selected:
+    """The windows of ``dape eval``: every length scores the same tokens."""
     if length < k:
         raise UsageError(f"length {length} is shorter than the {k} tokens to score; a smaller --last-k is possible")
-    ends = evaluation_ends(corpus.validation, longest=longest, k=k, windows=windows, same_document=False)
+    config = with_reach(EvalConfig(lengths=(length,), last_k=k, windows=windows, reach=reach), corpus.validation)
+    ends = ends_of(corpus.validation, config)
     name = f"{corpus.name}-last{k}"
-    task = LastK(name, evaluation_windows(corpus.validation, ends, length), k)
+    task = LastK(name, evaluation_windows(corpus.validation, ends, length), k, config.reach)
     return Selected({name: _ready(task)}, {}, corpus.hash, corpus.tokenizer.name)
 
 

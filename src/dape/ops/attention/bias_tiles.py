@@ -43,20 +43,20 @@ class _BiasTiles(torch.autograd.Function):
     def forward(ctx: Any, form: ScoreForm, grid: Grid, engine: Engine, q, k, v, wa, wb, b1, w2, b2, *parameters):
         source = None if form.source is None else form.source.module
         terms = _BiasTerms(q.shape[1], accumulation_dtype(q.dtype), form, grid, wb, b1, b2, source, ())
-        out, lse = _FORWARD[engine](terms, q, k, v, wa, w2)
+        out, softmax = _FORWARD[engine](terms, q, k, v, wa, w2)
         ctx.form, ctx.grid, ctx.engine = form, grid, engine
-        ctx.save_for_backward(out, lse, q, k, v, wa, wb, b1, w2, b2, *parameters)
+        ctx.save_for_backward(out, softmax, q, k, v, wa, wb, b1, w2, b2, *parameters)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        out, lse, q, k, v, wa, wb, b1, w2, b2, *parameters = ctx.saved_tensors
+        out, softmax, q, k, v, wa, wb, b1, w2, b2, *parameters = ctx.saved_tensors
         copy, leaves = _leaf_copy(ctx.form, parameters)
         dtype = accumulation_dtype(q.dtype)
         terms = _BiasTerms(q.shape[1], dtype, ctx.form, ctx.grid, wb, b1, b2, copy, leaves)
         run = _BACKWARD[ctx.engine]
-        (dq, dk, dv, d_wa, d_w2), own = run(terms, grad, out, lse, q, k, v, wa, w2)
+        (dq, dk, dv, d_wa, d_w2), own = run(terms, grad, out, softmax, q, k, v, wa, w2)
         found = (dq, dk, dv, d_wa, own.wb, own.b1, d_w2, own.b2, *own.parameters)
         inputs = (q, k, v, wa, wb, b1, w2, b2, *parameters)
         grads = (None if x is None or g is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True))
@@ -75,9 +75,9 @@ def _tile_forward(terms: "_BiasTerms", q, k, v, wa, w2) -> tuple[Tensor, Tensor]
     return run_forward(Call(q, k, v, wa, w2, causal_offset=_causal_offset(terms.grid)), terms)
 
 
-def _tile_backward(terms: "_BiasTerms", grad, out, lse, q, k, v, wa, w2) -> tuple[Found, "_BiasSums"]:
+def _tile_backward(terms: "_BiasTerms", grad, out, softmax, q, k, v, wa, w2) -> tuple[Found, "_BiasSums"]:
     call = Call(q, k, v, wa, w2, causal_offset=_causal_offset(terms.grid))
-    dq, sums = run_backward(call, terms, grad, out, lse)
+    dq, sums = run_backward(call, terms, grad, out, softmax)
     assert isinstance(sums.terms, _BiasSums)
     d_wa, d_w2 = (None, None) if sums.mixer is None else (sums.mixer.wa, sums.mixer.w2)
     return (dq, join_parts(sums.dk), join_parts(sums.dv), d_wa, d_w2), sums.terms
@@ -88,9 +88,9 @@ def _compiled_forward(terms: "_BiasTerms", q, k, v, wa, w2) -> tuple[Tensor, Ten
     return cells.forward(attention, terms.on_rows, q, v, items=_different_items(terms, q))
 
 
-def _compiled_backward(terms: "_BiasTerms", grad, out, lse, q, k, v, wa, w2) -> tuple[Found, "_BiasSums"]:
+def _compiled_backward(terms: "_BiasTerms", grad, out, softmax, q, k, v, wa, w2) -> tuple[Found, "_BiasSums"]:
     attention = _compiled_attention(terms, q, k, v, wa, w2)
-    found, sums = attention.backward(grad, out, lse), terms.sums()
+    found, sums = attention.backward(grad, out, softmax), terms.sums()
     for block in cells.row_blocks(attention, items=_different_items(terms, q)):
         own = terms.on_rows(block, backward=True)
         d_logits, d_pre = found.rows(cells.place(attention, own, block), block.first, block.rows)
@@ -119,14 +119,14 @@ def _triton_forward(terms: "_BiasTerms", q, k, v, wa, w2) -> tuple[Tensor, Tenso
     return cells.forward(attention, terms.on_rows, q, v)
 
 
-def _triton_backward(terms: "_BiasTerms", grad, out, lse, q, k, v, wa, w2) -> tuple[Found, "_BiasSums"]:
+def _triton_backward(terms: "_BiasTerms", grad, out, softmax, q, k, v, wa, w2) -> tuple[Found, "_BiasSums"]:
     from dape.ops.attention.triton_kernels import cells, run
 
     grid = terms.grid
     attention = run.Attention(
         q, k, v, wa, w2, causal_offset=_causal_offset(grid), key_padding_mask=grid.key_padding_mask
     )
-    found, sums = attention.backward(grad, out, lse), terms.sums()
+    found, sums = attention.backward(grad, out, softmax), terms.sums()
     for block in cells.row_blocks(attention):
         own = terms.on_rows(block, backward=True)
         rows = found.rows(cells.place(attention, own, block), cells.rows_of(block), block.keys)

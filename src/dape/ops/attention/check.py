@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from dape.positional.base import PositionalEncoding, accumulation_dtype
-from dape.positional.grid import Grid, require_integers
+from dape.positional.base import PositionalEncoding, accumulation_dtype, check_intact, require_encoding
+from dape.positional.grid import Grid
+from dape.positional.positions import as_positions, require_integers
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding) -> None:
@@ -37,8 +38,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding) -> No
 
 
 def _check_encoding(q: Tensor, pe: PositionalEncoding) -> None:
-    if not isinstance(pe, PositionalEncoding):
-        raise TypeError(f"pe must be a positional encoding, as dape.build(name, ...) gives; got {type(pe).__name__}")
+    check_intact(require_encoding(pe, "pe"))
     if q.shape[1] != pe.dims.num_heads or q.shape[3] != pe.dims.head_dim:
         raise ValueError(
             f"the encoding was built for {pe.dims.num_heads} heads of width {pe.dims.head_dim}, "
@@ -121,8 +121,8 @@ def make_grid(
     else:
         _check_integers("q_pos", q_pos, q, queries)
         _check_integers("k_pos", k_pos, q, keys)
-        q_pos, k_pos = _once_if_all_equal(q_pos), _once_if_all_equal(k_pos)
-        grid = replace(Grid.at(q_pos, k_pos, causal=causal), offset=_known_offset(q_pos, k_pos))
+        q_pos, k_pos = (_once_if_all_equal(as_positions(name, x)) for name, x in (("q_pos", q_pos), ("k_pos", k_pos)))
+        grid = Grid(q_index=q_pos, k_index=k_pos, causal=causal, offset=_known_offset(q_pos, k_pos))
     if q_document is not None and k_document is not None and q_document.dim() != k_document.dim():
         q_document, k_document = (ids.expand(q.shape[0], -1) for ids in (q_document, k_document))
     return replace(grid, key_padding_mask=key_padding_mask, q_document=q_document, k_document=k_document)

@@ -77,18 +77,19 @@ def _forward(
 @_forward.register_fake
 def _(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, engine):
     dtype = accumulation_dtype(q.dtype)
-    lse = q.new_empty(q.shape[:-1], dtype=dtype)
     batch, heads, queries, _ = q.shape
-    if engine != "tiles":  # see outputs() of fused.run and triton_kernels.run
-        return q.new_empty(batch, queries, heads, v.shape[-1], dtype=dtype).transpose(1, 2), lse
-    return q.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype), lse
+    # See run_forward() of tiles, and outputs() of fused.run and triton_kernels.run.
+    softmax = q.new_empty(batch, heads, queries, 2, dtype=dtype)
+    if engine != "tiles":
+        return q.new_empty(batch, queries, heads, v.shape[-1], dtype=dtype).transpose(1, 2), softmax
+    return q.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype), softmax
 
 
 @torch.library.custom_op("dape::lag_attention_backward", mutates_args=())
 def _backward(
     grad: Tensor,
     out: Tensor,
-    lse: Tensor,
+    softmax: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -106,7 +107,7 @@ def _backward(
     table nobody asks for (ALiBi's has nothing to learn)."""
     inputs = (q, k, v, static, wa, pre, w2)
     compute = _by_tiles if engine == "tiles" else _module_of(engine).backward
-    found = compute(grad, out, lse, LagCall(*inputs, key_padding_mask, offset, causal, learns_static))
+    found = compute(grad, out, softmax, LagCall(*inputs, key_padding_mask, offset, causal, learns_static))
     wanted = (*inputs[:3], static if learns_static else None, *inputs[4:])
     d_q, d_k, d_v, d_static, d_wa, d_pre, d_w2 = (
         q.new_empty(0) if x is None or t is None else t.to(x.dtype) for t, x in zip(found, wanted, strict=True)
@@ -121,9 +122,9 @@ def _as_announced(x: Float[Tensor, "b h t d"], engine: str) -> Float[Tensor, "b 
     return x.transpose(1, 2).contiguous().transpose(1, 2) if engine == "cpp" else x.contiguous()
 
 
-def _by_tiles(grad: Tensor, out: Tensor, lse: Tensor, given: LagCall) -> tuple[Tensor | None, ...]:
+def _by_tiles(grad: Tensor, out: Tensor, softmax: Tensor, given: LagCall) -> tuple[Tensor | None, ...]:
     call, terms = _for_tiles(given)
-    dq, sums = run_backward(call, terms, grad, out, lse)
+    dq, sums = run_backward(call, terms, grad, out, softmax)
     assert isinstance(sums.terms, _TableSums)
     d_wa, d_w2 = (None, None) if sums.mixer is None else (sums.mixer.wa, sums.mixer.w2)
     return dq, join_parts(sums.dk), join_parts(sums.dv), sums.terms.static, d_wa, sums.terms.pre, d_w2
@@ -136,7 +137,7 @@ def _for_tiles(given: LagCall) -> tuple[Call, "_LagTerms"]:
 
 
 @_backward.register_fake
-def _(grad, out, lse, q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, engine, learns_static):
+def _(grad, out, softmax, q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, engine, learns_static):
     learned = (static if learns_static else None, wa, pre, w2)
     tables = (q.new_empty(0) if t is None else t.new_empty(t.shape) for t in learned)
     return (*(_as_announced(x.new_empty(x.shape), engine) for x in (q, k, v)), *tables)
@@ -151,12 +152,12 @@ def _setup_context(ctx, inputs, output) -> None:
 _STATIC = 3  # of the arguments
 
 
-def _autograd_backward(ctx, grad, _grad_lse):
-    out, lse, *tensors = ctx.saved_tensors
+def _autograd_backward(ctx, grad, _grad_softmax):
+    out, softmax, *tensors = ctx.saved_tensors
     if grad is None:
         return (None,) * (len(tensors) + 3)
     asked = ctx.needs_input_grad[: len(tensors) - 1]
-    grads = _backward(grad, out, lse, *tensors, ctx.offset, ctx.causal, ctx.engine, asked[_STATIC])
+    grads = _backward(grad, out, softmax, *tensors, ctx.offset, ctx.causal, ctx.engine, asked[_STATIC])
     present = [g if needed else None for g, needed in zip(grads, asked, strict=True)]
     return (*present, None, None, None, None)
 

@@ -24,7 +24,7 @@ from dape.ops.attention.reference import nothing_to_see, reference_attention
 from dape.ops.attention.row_blocks import row_block_attention
 from dape.ops.attention.tiles import Engine
 from dape.ops.attention.triton_kernels.available import why_not_triton
-from dape.positional.base import PositionalEncoding, ScoreForm, share_heads
+from dape.positional.base import PositionalEncoding, ScoreForm, closed_form, share_heads
 from dape.positional.grid import Grid
 
 Impl = Literal["auto", "reference", "blocked", "fused", "triton", "sdpa"]
@@ -119,8 +119,7 @@ def attention(
 
     ``impl``: ``reference`` (the definition, memory quadratic), ``blocked`` (exact, memory linear in the length),
     ``fused`` (the same in a C++ kernel that is compiled on first use; CPU, not float64), ``triton`` (the same in Triton
-    kernels; GPU, not float64, and tested only by interpreting and compiling them, never on a GPU; in half precision the
-    operands of f's products are rounded too, which shows where B is in the hundreds, as ALiBi's is at long range),
+    kernels; GPU, not float64, and tested only by interpreting and compiling them, never on a GPU),
     ``sdpa`` (PyTorch's fused attention, where the logits are plain scores), or ``auto``. With ``explain=True`` the
     :class:`Choice` that was made is returned too.
     """
@@ -141,7 +140,7 @@ def attention(
     check_causal(pe, causal)
     # Autocast would move scores, f and softmax to half precision behind our back.
     with without_autocast(q.device):
-        form = pe.score_form()
+        form = closed_form(pe)
         choice = choose(q, k, v, grid, form, impl)
         if choice.impl in ("blocked", "fused", "triton"):
             check_no_tangents(q, k, v, *pe.parameters())
@@ -193,7 +192,10 @@ def _is_short(q: Tensor, k: Tensor, grid: Grid) -> bool:
 
 def _choose_kernel(impl: Literal["fused", "triton"], grid: Grid, form: ScoreForm | None, why_not: str | None) -> Choice:
     if form is None:
-        raise ValueError(f"impl={impl!r} needs logits in closed form, which this encoding has not; use impl='auto'")
+        raise ValueError(
+            f"impl={impl!r} needs logits in closed form, which this encoding does not have (or has lost, if a layer of "
+            "it has hooks or was replaced, as by pruning or LoRA); use impl='auto'"
+        )
     if why_not:
         raise ValueError(f"impl={impl!r} is not possible: {why_not}; use impl='auto'")
     return replace(_choose_blocked(grid, form), impl=impl)

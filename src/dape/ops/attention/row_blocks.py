@@ -3,9 +3,11 @@
 Exact because a hook may only look along a row. The backward pass recomputes each block instead of storing it.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dape.ops.attention.reference import nothing_to_see, reference_attention
@@ -34,7 +36,7 @@ def row_block_attention(
         itemsize=accumulation_dtype(q.dtype).itemsize,
         budget=BLOCK_BYTES,
     )
-    recompute = torch.is_grad_enabled()
+    attend = _with_weights_of_now(pe) if torch.is_grad_enabled() else None
     outputs = []
     for block in reversed(blocks):
         rows, keys = slice(block.i0, block.i1), block.keys
@@ -42,9 +44,32 @@ def row_block_attention(
             outputs.append(nothing_to_see(q[:, :, rows], v))
             continue
         part = grid.rows(rows).first_keys(keys) if cut_keys else grid.rows(rows)
-        args = (q[:, :, rows], k[:, :, :keys], v[:, :, :keys], pe, part)
-        if recompute:
-            outputs.append(checkpoint(reference_attention, *args, use_reentrant=False))
+        args = (q[:, :, rows], k[:, :, :keys], v[:, :, :keys])
+        if attend is not None:
+            outputs.append(checkpoint(attend, *args, part, use_reentrant=False))
         else:
-            outputs.append(reference_attention(*args))
+            outputs.append(reference_attention(*args, pe, part))
     return torch.cat(outputs, dim=2)
+
+
+class _Rows(nn.Module):
+    def __init__(self, pe: PositionalEncoding) -> None:
+        super().__init__()
+        self.pe = pe
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        return reference_attention(q, k, v, self.pe, grid)
+
+
+def _with_weights_of_now(pe: PositionalEncoding) -> Callable[..., Tensor]:
+    """The reference as it is at this moment: when the backward pass asks again, an encoding whose weights were swapped
+    for a call (``torch.func.functional_call``) has its own again."""
+    rows = _Rows(pe)
+    now: dict[str, Tensor] = dict(rows.named_parameters())
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        if all(now[name] is parameter for name, parameter in rows.named_parameters()):
+            return reference_attention(q, k, v, pe, grid)
+        return torch.func.functional_call(rows, now, (q, k, v, grid))
+
+    return attend

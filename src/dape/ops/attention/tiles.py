@@ -211,11 +211,12 @@ class Call:
         return logits if terms.static is None else logits.add_(terms.static)
 
 
-def run_forward(call: Call, terms: Terms) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:
-    """Output, and per row the base-2 logarithm of the softmax denominator."""
+def run_forward(call: Call, terms: Terms) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
+    """Output, and per row the largest logit (base 2) and the sum of the weights under it, 1 if it sees nothing. Their
+    logarithm in one number would lose the sum's digits beside a huge logit."""
     shape, device = (call.batch, call.heads, call.queries), call.device
     out = torch.empty(*shape, call.value_width, dtype=call.dtype, device=device)
-    lse = torch.empty(shape, dtype=call.dtype, device=device)
+    softmax = torch.empty(*shape, 2, dtype=call.dtype, device=device)
 
     def work(tiles: Sequence[Tile]) -> None:
         scratch = _Scratch(call, tiles, head_planes=1, hidden_planes=1)
@@ -223,12 +224,12 @@ def run_forward(call: Call, terms: Terms) -> tuple[Float[Tensor, "b h q e"], Flo
         for tile in tiles:
             if tile.keys == 0:
                 original_rows(out, tile).zero_()
-                original_rows(lse, tile).zero_()
+                original_rows(softmax, tile).fill_(1)
             else:
-                _forward_tile(call, tile, own_terms, scratch, out, lse)
+                _forward_tile(call, tile, own_terms, scratch, out, softmax)
 
     run_shares(work, call.shares(), device=device)
-    return out, lse
+    return out, softmax
 
 
 class _TermsOfLatestRows:
@@ -252,7 +253,7 @@ class _TermsOfLatestRows:
 
 
 def _forward_tile(
-    call: Call, tile: Tile, terms: _TermsOfLatestRows, scratch: "_Scratch", out: Tensor, lse: Tensor
+    call: Call, tile: Tile, terms: _TermsOfLatestRows, scratch: "_Scratch", out: Tensor, softmax: Tensor
 ) -> None:
     logits = call.scores(tile, scratch.heads(tile))
     for strip, columns in call.strips(tile):
@@ -262,10 +263,11 @@ def _forward_tile(
     top = logits.amax(-1, keepdim=True).clamp_(min=torch.finfo(call.dtype).min)
     weights = logits.sub_(top).exp2_()
     # A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
-    total = weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(call.dtype).tiny)
+    total = weights.sum(-1, keepdim=True)
+    total.masked_fill_(total == 0, 1)
     values = torch.bmm(call.stacked(weights), call.keys_of(call.v, tile)).view(*weights.shape[:-1], -1)
     original_rows(out, tile).copy_(values.div_(total).flip(2))
-    original_rows(lse, tile).copy_(total.log2_().add_(top).squeeze(-1).flip(2))
+    original_rows(softmax, tile).copy_(torch.cat([top, total], dim=-1).flip(2))
 
 
 class Gradients:
@@ -288,21 +290,23 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the forward pass left and the gradient that came back, in the order of the tiles."""
+    """What the forward pass left and the gradient that came back, in the order of the tiles. The gradient is divided by
+    the sum of its row's weights, so that weights need not be: they are powers of 2 of at most 0."""
 
     d_out: list[Float[Tensor, "h i q e"]]
     delta: list[Float[Tensor, "h i q 1"]]
     """Per row the sum of d_out * out, which the softmax subtracts."""
-    lse: list[Float[Tensor, "h i q 1"]]
+    top: list[Float[Tensor, "h i q 1"]]
 
 
 def run_backward(
-    call: Call, terms: Terms, grad: Tensor, out: Tensor, lse: Tensor
+    call: Call, terms: Terms, grad: Tensor, out: Tensor, softmax: Tensor
 ) -> tuple[Float[Tensor, "b h q d"], Gradients]:
     """The gradient of q, and everything else that has one."""
-    grad = grad.to(call.dtype)
+    top, total = softmax.split(1, dim=-1)
+    grad = grad.to(call.dtype) / total
     delta = (grad * out.to(call.dtype)).sum(-1, keepdim=True)
-    outcome = Outcome(*(call.reversed_parts(x) for x in (grad, delta, lse.unsqueeze(-1))))
+    outcome = Outcome(*(call.reversed_parts(x) for x in (grad, delta, top)))
     dq = torch.empty(call.batch, call.heads, call.queries, call.width, dtype=call.dtype, device=call.device)
 
     def work(tiles: Sequence[Tile]) -> Gradients:
@@ -324,7 +328,8 @@ def run_backward(
 def _backward_tile(
     call: Call, tile: Tile, terms: Terms, scratch: "_Scratch", sums: Gradients, outcome: Outcome, dq: Tensor
 ) -> None:
-    """Recompute the tile's weights P, then: dL = P (dO v' - delta), through f to dA, from there to q and k."""
+    """Recompute the tile's weights P, then: dL = P (dO v' - delta), through f to dA, from there to q and k. P is not
+    divided by its sum, dO and delta are."""
     scores, weights, d_logits = (scratch.heads(tile, plane) for plane in range(3))
     d_out = call.rows_of(outcome.d_out, tile)
     call.scores(tile, scores)
@@ -354,7 +359,7 @@ def _backward_strip(
 ) -> None:
     """Fills in the weights, and turns the gradient of the weights in ``d_logits`` into that of the scores."""
     hidden = call.hidden_units(scores, terms, strip, scratch.hidden(strip, 0))
-    call.logits(scores, hidden, terms, strip, into=weights).sub_(call.rows_of(outcome.lse, strip)).exp2_()
+    call.logits(scores, hidden, terms, strip, into=weights).sub_(call.rows_of(outcome.top, strip)).exp2_()
     on_cells(d_logits, strip).sub_(call.rows_of(outcome.delta, strip))
     d_logits.mul_(weights)
     if call.mixer is None or sums.mixer is None or hidden is None:

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dape.evaluation.statistics import Spread, base_of
-from dape.positional.catalogue import ENTRIES, RANDOMIZED
+from dape.evaluation.statistics import Spread
+from dape.positional.catalogue import ENTRIES
+from dape.positional.names import parse
 from dape.report.looks import COLOURS, DASH_DOTTED, DASHED, DOTTED, looks
 from dape.report.numbers import as_text, deviation
 
@@ -144,9 +145,8 @@ def in_order(labels: Iterable[str]) -> list[str]:
     known = {name: place for place, name in enumerate(ENTRIES)}
 
     def place(label: str) -> tuple[int, str, bool, str]:
-        method = label.partition(" (")[0]
-        family = (base_of(method) or method).removeprefix(RANDOMIZED)
-        return known.get(family, len(known)), family, base_of(method) is not None, label
+        name = parse(label.partition(" (")[0])
+        return known.get(name.base, len(known)), name.base, bool(name.wrapper), label
 
     return sorted(dict.fromkeys(labels), key=place)
 

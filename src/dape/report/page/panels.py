@@ -55,7 +55,7 @@ def kind_of(row: Row) -> str:
 
 
 def _panel(kind: str, rows: Sequence[Row], groups: Sequence[Sequence[Row]]) -> Panel:
-    from dape.evaluation.statistics import base_of
+    from dape.positional.names import base_of
 
     labels = {row.label: (row.method, row.variant) for row in rows}
     bases = {}

@@ -49,12 +49,12 @@ def row_blocks(attention: Attention, *, items: int) -> Iterator[RowBlock]:
 
 def forward(
     attention: Attention, terms: Callable[[RowBlock], CellTerms], q: Tensor, v: Tensor, *, items: int
-) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:
-    out, lse = outputs(q, v)
+) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
+    out, softmax = outputs(q, v)
     for block in row_blocks(attention, items=items):
         part = slice(block.first, block.first + block.rows)
-        attention.forward(place(attention, terms(block), block), out[:, :, part], lse[:, :, part], block.first)
-    return out, lse
+        attention.forward(place(attention, terms(block), block), out[:, :, part], softmax[:, :, part], block.first)
+    return out, softmax
 
 
 def place(attention: Attention, terms: CellTerms, block: RowBlock) -> Terms:

@@ -221,11 +221,12 @@ struct Call {
   View fixed, pre;       // static and pre: "head" is the stride of their channels; absent if `at` is null
   const float* mask;     // [batch, keys padded to BLOCK]: 0 or -inf; or null
   View q;                // packed rows
-  View k_panels, v_rows; // packed (see Layout); or, if null:
+  View k_panels, v_rows; // packed (see Layout)
   View k, v;             // as they are
   View out;
-  View lse;  // its rows are numbers
+  View softmax;  // its rows are two numbers: the largest logit, and the sum of the weights under it, 1 if nothing is seen
   long apart;    // many items: q, k and v are as they are, and a thread packs the items it takes
+  long few_rows; // scores are taken from k as it is, in both passes: other sums of huge products would be other weights
   float factor;  // of q, then
   long splits;   // decoding: parts that the keys are cut into
   float* parts;  // decoding: [batch, splits, heads, rows of a tile, padded value width + 2]
@@ -234,8 +235,8 @@ struct Call {
 struct Backward {
   View k_rows, v_panels;
   const float *wa_plain, *w2_plain;
-  View d_out;          // packed rows; as they are if `apart`
-  View delta;          // like lse: per row the sum of d_out * out; computed here if `apart`
+  View d_out;          // over the sum of a row's weights; packed rows; as they are if `apart`
+  View delta;          // per row the sum of d_out * out; computed here if `apart`
   long parts;          // shares of an item's rows; each has its own sums d_k and d_v
   View d_q;
   float *d_k, *d_v;        // [parts, batch, kv_heads, padded keys, padded width]
@@ -401,7 +402,7 @@ inline float dot(const float* x, const float* y, long width) {
   return total;
 }
 
-// The same from keys as they are: for a few rows packing them would cost more than it saves.
+// The same from keys as they are: to decode a few rows, packing them would cost more than it saves.
 void scores_of_rows(const Call& c, const Shape& s, long b, long i0, long rows, long key, long width, float* S) {
   const long count = least(width, c.keys - key);
   for (long h = 0; h < c.heads; h++)
@@ -488,10 +489,9 @@ inline void weigh(float* L, long width, long whole, float& top, float& total, fl
 void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long first, long last, const ForwardPlanes& p) {
   const long e = padded(c.value_width);
   float* S = p.S;
-  const bool packed = c.k_panels.at != nullptr;
   for (long key = first; key < last; key += BLOCK) {
     const long count = least(BLOCK, last - key), whole = padded(count);
-    (packed ? scores : scores_of_rows)(c, s, b, i0, rows, key, whole, S);
+    (c.few_rows ? scores_of_rows : scores)(c, s, b, i0, rows, key, whole, S);
     for (long r = 0; r < rows; r++) {
       const long width = padded(most(0, least(count, seen(c, i0 + r) - key)));
       if (width) mix(c, s, b, i0 + r, key, width, S + r * BLOCK, p.H, BLOCK, S + r * BLOCK);
@@ -507,7 +507,7 @@ void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long 
         if (factor != 1.0f)
           for (long n = 0; n < e; n += LANES) store(o + r * e + n, load(o + r * e + n) * factor);
       }
-      if (!packed) {
+      if (c.few_rows) {
         add_values(c, b, h, rows, key, count, S + h * s.plane, o);
         continue;
       }
@@ -523,10 +523,10 @@ void begin(const Call& c, const Shape& s, const ForwardPlanes& p) {
 
 // A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
 void finish_row(const Call& c, long b, long h, long i, const float* O, float top, float total) {
-  total = total < 1e-37f ? 1e-37f : total;
-  float* to = number(c.out, b, h, i);
+  total = total == 0.0f ? 1.0f : total;
+  float *to = number(c.out, b, h, i), *softmax = number(c.softmax, b, h, i);
   for (long n = 0; n < c.value_width; n++) to[n] = O[n] / total;
-  *number(c.lse, b, h, i) = top + std::log2(total);
+  softmax[0] = top, softmax[1] = total;
 }
 
 void forward_tile(const Call& c, const Shape& s, long b, long i0, const ForwardPlanes& p) {
@@ -620,10 +620,9 @@ void backward_chunk(const Call& c, const Backward& g, const Shape& s, long b, lo
     const long at = r * BLOCK;
     mix(c, s, b, i + r, key, width, S + at, p.H + at, h_row, P + at);
     for (long h = 0; h < c.heads; h++) {
-      const float lse = *number(c.lse, b, h, i + r), delta = *number(g.delta, b, h, i + r);
+      const float top = *number(c.softmax, b, h, i + r), delta = *number(g.delta, b, h, i + r);
       for (long n = at + h * s.plane; n < at + h * s.plane + width; n += LANES) {
-        // A weight is at most 1; few rows have their scores from another sum, and huge ones differ in the last bits.
-        const Vec x = load(P + n) - lse, w = power_of_2(x > 0.0f ? Vec{} : x);
+        const Vec w = power_of_2(load(P + n) - top);
         store(P + n, w);
         store(G + n, w * (load(G + n) - delta));
       }
@@ -652,7 +651,7 @@ void backward_tile(const Call& c, const Backward& g, const Shape& s, long b, lon
   std::memset(p.d_q, 0, 4 * c.heads * s.rows * d);
   for (long key = 0; key < keys; key += BLOCK) {
     const long whole = padded(least(BLOCK, keys - key));
-    scores(c, s, b, i0, rows, key, whole, p.S);
+    (c.few_rows ? scores_of_rows : scores)(c, s, b, i0, rows, key, whole, p.S);
     for (long h = 0; h < c.heads; h++)
       product<SET>(rows, whole, c.value_width, number(g.d_out, b, h, i0), g.d_out.row, 1, number(g.v_panels, b, h / group, key),
                    BLOCK, p.G + h * s.plane, BLOCK);

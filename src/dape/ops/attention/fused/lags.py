@@ -11,10 +11,10 @@ from dape.ops.attention.fused.run import LOG2_E, Attention, Mixer, Term, Terms, 
 from dape.ops.attention.lag_call import LagCall
 
 
-def forward(call: LagCall) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:
-    out, lse = outputs(call.q, call.v)
-    _attention(call).forward(_terms(call), out, lse)
-    return out, lse
+def forward(call: LagCall) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
+    out, softmax = outputs(call.q, call.v)
+    _attention(call).forward(_terms(call), out, softmax)
+    return out, softmax
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Prepared:
         """Queries that are the last of the keys; ``first``: the entry for key 0 and the last query."""
         queries, offset = q.shape[2], k.shape[2] - q.shape[2]
         attention = Attention(q, k, v, self.mixer, causal_offset=offset, key_padding_mask=key_padding_mask)
-        out, lse = outputs(q, v)
-        attention.forward(self.terms.from_largest_lag(first, queries), out, lse)
+        out, softmax = outputs(q, v)
+        attention.forward(self.terms.from_largest_lag(first, queries), out, softmax)
         return out.to(q.dtype)
 
 
-def backward(grad: Tensor, out: Tensor, lse: Tensor, call: LagCall) -> tuple[Tensor | None, ...]:
+def backward(grad: Tensor, out: Tensor, softmax: Tensor, call: LagCall) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, static, wa, pre, w2 in float32; None for an absent input's."""
-    found = _attention(call).backward(grad, out, lse)
+    found = _attention(call).backward(grad, out, softmax)
     d_static, d_pre = found.rows(_terms(call), with_fixed=call.static is not None and call.learns_static)
     d_wa, d_w2 = (None, None) if call.wa is None else (found.d_wa, found.d_w2)
     return found.d_q, found.d_k, found.d_v, d_static, d_wa, d_pre, d_w2

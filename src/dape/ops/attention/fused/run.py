@@ -70,11 +70,11 @@ class Terms:
         return Terms(replace(self.fixed, start=start), None if self.pre is None else replace(self.pre, start=start))
 
 
-def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:
-    """To be filled: the output, its heads beside each other as the next projection wants them, and per row the base-2
-    logarithm of the softmax denominator."""
+def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
+    """To be filled: the output, its heads beside each other as the next projection wants them, and per row the largest
+    logit (base 2) and the sum of the weights under it."""
     batch, heads, queries, _ = q.shape
-    return library.empty(batch, queries, heads, v.shape[-1]).transpose(1, 2), library.empty(batch, heads, queries)
+    return library.empty(batch, queries, heads, v.shape[-1]).transpose(1, 2), library.empty(batch, heads, queries, 2)
 
 
 class Mixer:
@@ -132,15 +132,15 @@ class Attention:
         mask[:, :keys].masked_fill_(padding, -math.inf)
         return mask
 
-    def forward(self, terms: Terms, out: Tensor, lse: Tensor, first_row: int = 0) -> None:
-        """Rows ``first_row`` ... of ``out`` [b, h, rows, e] and ``lse`` [b, h, rows]."""
-        call = self._call(terms, first_row, out, lse, apart=self.apart and not self.few_rows)
+    def forward(self, terms: Terms, out: Tensor, softmax: Tensor, first_row: int = 0) -> None:
+        """Rows ``first_row`` ... of ``out`` [b, h, rows, e] and ``softmax`` [b, h, rows, 2]."""
+        call = self._call(terms, first_row, out, softmax, apart=self.apart and not self.few_rows)
         if not self.few_rows:
             if not call.apart:
                 call.k_panels, call.v_rows = view(self.k_panels), view(self.v_rows)
             library.run("dape_forward", call)
             return
-        batch, heads, rows = lse.shape
+        batch, heads, rows, _ = softmax.shape
         call.splits = self._splits()
         # Per part of the keys: the output so far, the largest logit and the sum.
         size = batch * call.splits * heads * rows * (library.padded(self.value_width) + 2)
@@ -153,10 +153,10 @@ class Attention:
         blocks = math.ceil(self.k_shape[2] / library.block())
         return max(1, min(blocks, math.ceil(2 * self.threads / max(1, self.q_shape[0]))))
 
-    def _call(self, terms: Terms, first_row: int, out: Tensor, lse: Tensor, *, apart: bool) -> library.Call:
+    def _call(self, terms: Terms, first_row: int, out: Tensor, softmax: Tensor, *, apart: bool) -> library.Call:
         batch, heads, _, width = self.q_shape
         mixer, offset = self.mixer, self.causal_offset
-        rows = lse.shape[2]
+        rows = softmax.shape[2]
         return library.Call(
             *(batch, heads, self.k_shape[1], rows, self.k_shape[2], width, self.value_width),
             hidden=0 if mixer is None else len(mixer.wa),
@@ -172,21 +172,23 @@ class Attention:
             k=view(self.k),
             v=view(self.v),
             out=view(out),
-            lse=view(lse.unsqueeze(-1)),
+            softmax=view(softmax),
             apart=apart,
+            few_rows=self.few_rows,
             factor=self.factor,
         )
 
-    def backward(self, grad: Tensor, out: Tensor, lse: Tensor) -> "BackwardPass":
-        return BackwardPass(self, grad, out, lse)
+    def backward(self, grad: Tensor, out: Tensor, softmax: Tensor) -> "BackwardPass":
+        return BackwardPass(self, grad, out, softmax)
 
 
 class BackwardPass:
     """Gradients, summed over the calls of :meth:`rows`."""
 
-    def __init__(self, forward: Attention, grad: Tensor, out: Tensor, lse: Tensor) -> None:
-        self.of, self.lse = forward, lse
-        self.grad, self.out = consecutive(grad), consecutive(out)
+    def __init__(self, forward: Attention, grad: Tensor, out: Tensor, softmax: Tensor) -> None:
+        self.of, self.softmax = forward, softmax
+        # Divided by the sum of a row's weights here, once, so that the kernel need not divide the weights.
+        self.grad, self.out = consecutive(grad) / softmax[..., 1:], consecutive(out)
         batch, heads, queries, width = forward.q_shape
         threads = forward.threads
         self.parts = 1 if forward.apart or batch >= threads else min(MAX_PARTS, math.ceil(threads / max(1, batch)))
@@ -204,7 +206,7 @@ class BackwardPass:
         d_fixed = terms.fixed.zeros(of.threads) if with_fixed else None
         d_pre = None if terms.pre is None else terms.pre.zeros(of.threads)
         mixer = of.mixer
-        call = of._call(terms, first_row, self.out[:, :, part], self.lse[:, :, part], apart=of.apart)
+        call = of._call(terms, first_row, self.out[:, :, part], self.softmax[:, :, part], apart=of.apart)
         backward = library.Backward(
             wa_plain=None if mixer is None else mixer.wa.data_ptr(),
             w2_plain=None if mixer is None else mixer.w2.data_ptr(),

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dape.ops.attention.fused.cells import CellTerms, RowBlock
-from dape.ops.attention.triton_kernels.run import ROWS, Attention, Terms, outputs
+from dape.ops.attention.triton_kernels.run import LOG2_E, ROWS, Attention, Terms, outputs
 
 BLOCK_BYTES = 256 << 20
 """Of the terms of a block of rows."""
@@ -29,11 +29,11 @@ def row_blocks(attention: Attention) -> Iterator[RowBlock]:
 
 def forward(
     attention: Attention, terms: Callable[[RowBlock], CellTerms], q: Tensor, v: Tensor
-) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:
-    out, lse = outputs(q, v)
+) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
+    out, softmax = outputs(q, v)
     for block in row_blocks(attention):
-        attention.forward(place(attention, terms(block), block), out, lse, rows_of(block), block.keys)
-    return out, lse
+        attention.forward(place(attention, terms(block), block), out, softmax, rows_of(block), block.keys)
+    return out, softmax
 
 
 def rows_of(block: RowBlock) -> slice:
@@ -47,9 +47,12 @@ def place(attention: Attention, terms: CellTerms, block: RowBlock) -> Terms:
         x = x.float().expand(channels, -1, block.rows, block.keys).transpose(0, 1)
         return x if x.stride(-1) == 1 else x.contiguous()
 
-    static = None if terms.static is None else by_item(terms.static, attention.sizes.heads)
-    pre = None if terms.pre is None else by_item(terms.pre, attention.sizes.hidden)
-    return Terms(tables=False, static=static, pre=pre)
+    static, pre = terms.static, None
+    if terms.pre is not None:
+        of_position = attention.of_position(terms.pre.float()) * LOG2_E
+        static = of_position if static is None else static + of_position
+        pre = by_item(terms.pre, attention.sizes.hidden)
+    return Terms(tables=False, static=None if static is None else by_item(static, attention.sizes.heads), pre=pre)
 
 
 def gradients(

@@ -6,12 +6,17 @@
 N keys, DP hidden units. Of the widths of keys and values, a product takes PK and PV columns at once, and a program has
 sums of SK and SV: all of them, padded, where they fit.
 
-    S = q k' scale,   z = Wa S + pre,   L = S + static + W2 leaky(z),   out = softmax(mask(L)) v
+    S = q k' scale,   z = Wa S + pre,   L = S + static + W2 (leaky(z) - leaky(pre)),   out = softmax(mask(L)) v
 
-f works on *cells*, [row * key, head], so that its two layers are ordinary matrix products. Statistics of the softmax
-keep their last dimension: without it the compiler converts the layout of the whole tile. ``static`` and the logits are
-in base 2. STORE is the dtype that operands of products are rounded to, TYPE the one they are multiplied in: float32
-under the interpreter, which multiplies bfloat16 wrongly, and else the same.
+f works on *cells*, [row * key, head], so that its two layers are ordinary matrix products. What f makes of position
+alone, W2 leaky(pre), is part of ``static``: the host computes it in float32. The kernels round operands of products to
+half precision, and far away, where ``pre`` is in the hundreds, a rounded hidden unit would be off by as much as the
+scores are large. The difference that S makes is never larger than Wa S.
+
+Statistics of the softmax keep their last dimension: without it the compiler converts the layout of the whole tile.
+``static`` and the logits are in base 2. STORE is the dtype that operands of products are rounded to, TYPE the one they
+are multiplied in: float32 under the interpreter, which multiplies bfloat16 wrongly, and else the same. SHRINK is a
+power of two by which f's operands are multiplied before they are rounded, so that float16 does not overflow.
 
 Position terms: with TABLES, static is [head, lag] and pre [lag, DP], both from the largest lag downwards, so that row i
 and key j find entry ``start - i + j``; otherwise both have an entry for every cell, [item, channel, row, key].
@@ -56,6 +61,14 @@ def _row_values(x, item, rows, count, x_b, x_h, HEADS: tl.constexpr, HP: tl.cons
     h = tl.arange(0, HP)[:, None, None]
     r = rows[None, :, None]
     return tl.load(x + item.to(tl.int64) * x_b + h * x_h + r, mask=(h < HEADS) & (r < count), other=OTHER)
+
+
+@triton.jit
+def _store_row_values(x, value, item, rows, count, x_b, x_h, X_T: tl.constexpr, HEADS: tl.constexpr,
+                      HP: tl.constexpr):  # fmt: skip
+    h = tl.arange(0, HP)[:, None, None]
+    r = rows[None, :, None]
+    tl.store(x + item.to(tl.int64) * x_b + h * x_h + r * X_T, value, mask=(h < HEADS) & (r < count))
 
 
 @triton.jit
@@ -109,6 +122,23 @@ def _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, TABLES: t
 
 
 @triton.jit
+def _layer(x, weight, HP: tl.constexpr, DP: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr):
+    """x times a matrix of f, whose addresses are given. In half precision both are taken in two parts, of which the
+    weights' lesser one lies behind the other, and the product is nearly as good as in float32."""
+    upper = tl.load(weight)
+    total = _dot(x, upper, STORE, TYPE)
+    if tl.float32 != STORE:
+        total += _dot(x - x.to(STORE).to(tl.float32), upper, STORE, TYPE)
+        total += _dot(x, tl.load(weight + HP * DP), STORE, TYPE)
+    return total
+
+
+@triton.jit
+def _leaky(x, SLOPE: tl.constexpr):
+    return tl.where(x > 0, x, x * SLOPE)
+
+
+@triton.jit
 def _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start, static_i, static_c, static_r,
             TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
             HEADS: tl.constexpr, HP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # fmt: skip
@@ -134,15 +164,16 @@ def _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start,
 
 @triton.jit(do_not_specialize=_SIZES)
 def forward(
-    q, k, v, wa, w2, static, pre, padding, out, lse,
+    q, k, v, wa, w2, static, pre, padding, out, softmax,
     scale, offset, start, queries, keys, span,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_s, out_b, out_h, out_t, lse_s, lse_b, lse_h,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_s, out_b, out_h, out_t, softmax_s,
+    softmax_b, softmax_h,
     static_i, static_c, static_r, pre_i, pre_c, pre_r,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
     PK: tl.constexpr, PV: tl.constexpr, SK: tl.constexpr, SV: tl.constexpr,
     HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
-    SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
+    SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Program = M query rows of one item, against ``span`` keys (all of them, unless split for decoding); SV columns of
     the output."""
@@ -156,8 +187,8 @@ def forward(
         queries_here = _rows(q, item, rows, queries, 0, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, PK)
     if MIX:
         h, u = tl.arange(0, HP), tl.arange(0, DP)
-        wa_t = tl.load(wa + u[None, :] * HP + h[:, None])
-        w2_t = tl.load(w2 + h[None, :] * DP + u[:, None])
+        wa_t = wa + u[None, :] * HP + h[:, None]
+        w2_t = w2 + h[None, :] * DP + u[:, None]
     largest = tl.full((HP, M, 1), -float("inf"), tl.float32)
     total = tl.zeros((HP, M, 1), tl.float32)
     sums = tl.zeros((HP, M, SV), tl.float32)
@@ -174,10 +205,10 @@ def forward(
             logits = _product(q, rows, queries, q_b, q_h, q_t, k, cols, keys, k_b, k_h, k_t, item,
                               HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
         if MIX:
-            z = _dot(_cells(logits, HP, M, N), wa_t, STORE, TYPE)
-            z += _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, TABLES, HIDDEN, DP, M, N)
-            z = tl.where(z > 0, z, z * SLOPE)
-            logits += _planes(_dot(z, w2_t, STORE, TYPE), HP, M, N)
+            z = _layer(_cells(logits, HP, M, N) * SHRINK, wa_t, HP, DP, STORE, TYPE) * (1 / SHRINK)
+            own = _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, TABLES, HIDDEN, DP, M, N)
+            change = _leaky(z + own, SLOPE) - _leaky(own, SLOPE)
+            logits += _planes(_layer(change * SHRINK, w2_t, HP, DP, STORE, TYPE), HP, M, N) * (1 / SHRINK)
         logits = _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start,
                          static_i, static_c, static_r, TABLES, CAUSAL, STATIC, PADDING, HEADS, HP, M, N)  # fmt: skip
         now = tl.maximum(largest, tl.max(logits, axis=2, keep_dims=True))
@@ -192,51 +223,54 @@ def forward(
     sums = sums / tl.where(nothing, 1.0, total)
     place = out + part.to(tl.int64) * out_s
     _store_rows(place, sums, item, rows, queries, mine, out_b, out_h, out_t, HEADS, VALUES, HP, SV)
-    norm = tl.where(nothing, -float("inf"), largest + tl.log2(tl.where(nothing, 1.0, total)))
-    h3, r3 = tl.arange(0, HP)[:, None, None], rows[None, :, None]
-    where = part.to(tl.int64) * lse_s + item.to(tl.int64) * lse_b + h3 * lse_h + r3
     if mine == 0:
-        tl.store(lse + where, norm, mask=(h3 < HEADS) & (r3 < queries))
+        place = softmax + part.to(tl.int64) * softmax_s
+        _store_row_values(place, largest, item, rows, queries, softmax_b, softmax_h, 2, HEADS, HP)
+        _store_row_values(place + 1, total, item, rows, queries, softmax_b, softmax_h, 2, HEADS, HP)
 
 
 @triton.jit
 def _weights(
-    scores, norm, wa, w2, static, pre, padding,
+    scores, top, inverse, wa, w2, static, pre, padding,
     item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
     HEADS: tl.constexpr, HIDDEN: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
-    SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
+    SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Weights p, [HP, M, N], of the scores; then, as cells, scores, hidden units and their slopes."""
+    """Weights p, [HP, M, N], of the scores, given the largest logit of each row and one over the sum; then, as cells,
+    scores and what they change in the hidden units (both times SHRINK), the slopes of the hidden units, and what scores
+    change in those."""
     logits = scores
     if MIX:
         h, u = tl.arange(0, HP), tl.arange(0, DP)
-        x = _cells(scores, HP, M, N).to(STORE)
-        z = _dot(x, tl.load(wa + u[None, :] * HP + h[:, None]), STORE, TYPE)
-        z += _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, TABLES, HIDDEN, DP, M, N)
+        x = _cells(scores, HP, M, N) * SHRINK
+        z = _layer(x, wa + u[None, :] * HP + h[:, None], HP, DP, STORE, TYPE) * (1 / SHRINK)
+        own = _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, TABLES, HIDDEN, DP, M, N)
+        z += own
+        change = (_leaky(z, SLOPE) - _leaky(own, SLOPE)) * SHRINK
         slope = tl.where(z > 0, 1.0, SLOPE)
-        hidden = (z * slope).to(STORE)
-        y = _dot(hidden, tl.load(w2 + h[None, :] * DP + u[:, None]), STORE, TYPE)
-        logits = scores + _planes(y, HP, M, N)
+        turned = slope - tl.where(own > 0, 1.0, SLOPE)
+        y = _layer(change, w2 + h[None, :] * DP + u[:, None], HP, DP, STORE, TYPE)
+        logits = scores + _planes(y, HP, M, N) * (1 / SHRINK)
     else:
-        x, hidden, slope = scores, scores, scores
+        x, change, slope, turned = scores, scores, scores, scores
     logits = _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start,
                      static_i, static_c, static_r, TABLES, CAUSAL, STATIC, PADDING, HEADS, HP, M, N)  # fmt: skip
-    return tl.exp2(logits - norm), x, hidden, slope
+    return tl.exp2(logits - top) * inverse, x.to(STORE), change.to(STORE), slope, turned
 
 
 @triton.jit
-def _d_logits(p, d_p, delta, slope, w2, HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+def _d_logits(p, d_p, delta, w2, HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
               MIX: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
-    """Of the logits, [HP, M, N]; then, as cells, the same, and of the hidden units before the activation."""
+    """Of the logits, [HP, M, N]; then, as cells, the same, and of the hidden units."""
     d_logits = p * (d_p - delta)
     if MIX:
         h, u = tl.arange(0, HP), tl.arange(0, DP)
         d_cells = _cells(d_logits, HP, M, N).to(STORE)
-        d_z = _dot(d_cells, tl.load(w2 + h[:, None] * DP + u[None, :]), STORE, TYPE) * slope
+        d_hidden = _dot(d_cells, tl.load(w2 + h[:, None] * DP + u[None, :]), STORE, TYPE)
     else:
-        d_cells, d_z = d_logits, d_logits
-    return d_logits, d_cells, d_z
+        d_cells, d_hidden = d_logits, d_logits
+    return d_logits, d_cells, d_hidden
 
 
 @triton.jit
@@ -251,24 +285,27 @@ def _d_scores(d_logits, d_z, wa, HP: tl.constexpr, DP: tl.constexpr, M: tl.const
 
 @triton.jit(do_not_specialize=_SIZES)
 def backward_queries(
-    q, k, v, wa, w2, static, pre, padding, grad, lse, delta, d_q,
+    q, k, v, wa, w2, static, pre, padding, grad, largest, inverses, delta, d_q, rest,
     scale, offset, start, queries, keys,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, lse_b, lse_h, dq_b, dq_h, dq_t,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, row_b, row_h, dq_b, dq_h, dq_t,
     static_i, static_c, static_r, pre_i, pre_c, pre_r,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
     PK: tl.constexpr, PV: tl.constexpr, SK: tl.constexpr, SV: tl.constexpr,
     HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
-    SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
+    SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Program = M query rows of one item, for SK columns of their gradient."""
+    """Program = M query rows of one item, for SK columns of their gradient. ``rest`` is the sum of the gradients of a
+    row's logits, which would be 0 if ``delta`` did not come from an output for which weights had been rounded."""
     i0 = tl.program_id(0) * M
     item = tl.program_id(1)
     mine = tl.program_id(2) * SK
     rows = i0 + tl.arange(0, M)
-    norm = _row_values(lse, item, rows, queries, lse_b, lse_h, HEADS, HP, float("inf"))
-    row_delta = _row_values(delta, item, rows, queries, lse_b, lse_h, HEADS, HP, 0.0)
+    top = _row_values(largest, item, rows, queries, row_b, row_h, HEADS, HP, float("inf"))
+    inverse = _row_values(inverses, item, rows, queries, row_b, row_h, HEADS, HP, 0.0)
+    row_delta = _row_values(delta, item, rows, queries, row_b, row_h, HEADS, HP, 0.0)
     sums = tl.zeros((HP, M, SK), tl.float32)
+    over = tl.zeros((HP, M, 1), tl.float32)
     end = keys
     if CAUSAL:
         end = tl.minimum(end, offset + i0 + M)
@@ -276,31 +313,35 @@ def backward_queries(
         cols = j0 + tl.arange(0, N)
         scores = _product(q, rows, queries, q_b, q_h, q_t, k, cols, keys, k_b, k_h, k_t, item,
                           HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
-        p, _x, _hidden, slope = _weights(
-            scores, norm, wa, w2, static, pre, padding,
+        p, _x, _change, slope, _turned = _weights(
+            scores, top, inverse, wa, w2, static, pre, padding,
             item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
-            HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, STORE, TYPE)  # fmt: skip
+            HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, SHRINK, STORE, TYPE)  # fmt: skip
         d_p = _product(grad, rows, queries, grad_b, grad_h, grad_t, v, cols, keys, v_b, v_h, v_t, item,
                        HEADS, GROUP, VALUES, HP, PV, STORE, TYPE)  # fmt: skip
-        d_logits, _d_cells, d_z = _d_logits(p, d_p, row_delta, slope, w2, HP, DP, M, N, MIX, STORE, TYPE)
-        d_scores = _d_scores(d_logits, d_z, wa, HP, DP, M, N, MIX, STORE, TYPE)
+        d_logits, _d_cells, d_hidden = _d_logits(p, d_p, row_delta, w2, HP, DP, M, N, MIX, STORE, TYPE)
+        d_scores = _d_scores(d_logits, d_hidden * slope, wa, HP, DP, M, N, MIX, STORE, TYPE)
+        over += tl.sum(d_logits, axis=2, keep_dims=True)
         again = _rows(k, item, cols, keys, mine, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, SK, "evict_first")
         sums += _dot(d_scores, again, STORE, TYPE)
     _store_rows(d_q, sums * scale, item, rows, queries, mine, dq_b, dq_h, dq_t, HEADS, WIDTH, HP, SK)
+    if mine == 0:
+        _store_row_values(rest, over, item, rows, queries, row_b, row_h, 1, HEADS, HP)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def backward_keys(
-    q, k, v, wa, w2, static, pre, padding, grad, lse, delta, d_k, d_v,
+    q, k, v, wa, w2, static, pre, padding, grad, largest, inverses, delta, d_k, d_v,
     scale, offset, start, queries, keys,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, lse_b, lse_h,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, row_b, row_h,
     dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     static_i, static_c, static_r, pre_i, pre_c, pre_r,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
     PK: tl.constexpr, PV: tl.constexpr, SK: tl.constexpr, SV: tl.constexpr,
     HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
-    FOR_K: tl.constexpr, FOR_V: tl.constexpr, SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
+    FOR_K: tl.constexpr, FOR_V: tl.constexpr,
+    SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Program = N keys of one item; SK columns of the gradients of keys (FOR_K), SV of those of values (FOR_V), of each
     query head on its own."""
@@ -319,20 +360,21 @@ def backward_keys(
         rows = i0 + tl.arange(0, M)
         scores = _product(q, rows, queries, q_b, q_h, q_t, k, cols, keys, k_b, k_h, k_t, item,
                           HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
-        norm = _row_values(lse, item, rows, queries, lse_b, lse_h, HEADS, HP, float("inf"))
-        p, _x, _hidden, slope = _weights(
-            scores, norm, wa, w2, static, pre, padding,
+        top = _row_values(largest, item, rows, queries, row_b, row_h, HEADS, HP, float("inf"))
+        inverse = _row_values(inverses, item, rows, queries, row_b, row_h, HEADS, HP, 0.0)
+        p, _x, _change, slope, _turned = _weights(
+            scores, top, inverse, wa, w2, static, pre, padding,
             item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
-            HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, STORE, TYPE)  # fmt: skip
+            HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, SHRINK, STORE, TYPE)  # fmt: skip
         d_p = _product(grad, rows, queries, grad_b, grad_h, grad_t, v, cols, keys, v_b, v_h, v_t, item,
                        HEADS, GROUP, VALUES, HP, PV, STORE, TYPE)  # fmt: skip
-        row_delta = _row_values(delta, item, rows, queries, lse_b, lse_h, HEADS, HP, 0.0)
-        d_logits, _d_cells, d_z = _d_logits(p, d_p, row_delta, slope, w2, HP, DP, M, N, MIX, STORE, TYPE)
+        row_delta = _row_values(delta, item, rows, queries, row_b, row_h, HEADS, HP, 0.0)
+        d_logits, _d_cells, d_hidden = _d_logits(p, d_p, row_delta, w2, HP, DP, M, N, MIX, STORE, TYPE)
         if FOR_V:
             d_out = _rows(grad, item, rows, queries, share * SV, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, SV)
             sums_v += _dot(_turn(p), d_out, STORE, TYPE)
         if FOR_K:
-            d_scores = _d_scores(d_logits, d_z, wa, HP, DP, M, N, MIX, STORE, TYPE)
+            d_scores = _d_scores(d_logits, d_hidden * slope, wa, HP, DP, M, N, MIX, STORE, TYPE)
             again = _rows(q, item, rows, queries, share * SK, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, SK, "evict_first")
             sums_k += _dot(_turn(d_scores), again, STORE, TYPE)
     if FOR_K:
@@ -343,17 +385,19 @@ def backward_keys(
 
 @triton.jit(do_not_specialize=[*_SIZES, "first_band"])
 def backward_terms(
-    q, k, v, wa, w2, static, pre, padding, grad, lse, delta, d_static, d_pre, d_wa, d_w2,
+    q, k, v, wa, w2, static, pre, padding, grad, largest, inverses, delta, d_static, d_pre, d_wa, d_w2,
     scale, offset, start, queries, keys, first_band,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, lse_b, lse_h,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, row_b, row_h,
     static_i, static_c, static_r, pre_i, pre_c, pre_r,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
     PK: tl.constexpr, PV: tl.constexpr, SK: tl.constexpr, SV: tl.constexpr,
     HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
-    FOR_WEIGHTS: tl.constexpr, FOR_TERMS: tl.constexpr, SLOPE: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
+    FOR_WEIGHTS: tl.constexpr, FOR_TERMS: tl.constexpr,
+    SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the weights of f (FOR_WEIGHTS) and of the position terms (FOR_TERMS), without atomics.
+    """Gradients of the weights of f (FOR_WEIGHTS) and of the position terms (FOR_TERMS), without atomics. Of those of
+    W2 and ``pre`` only what comes from the difference that scores make: the rest follows from that of ``static``.
 
     With TABLES a program takes a block diagonal of one item: all its tiles have the same lags, so the gradients of the
     terms add up in registers, and the host sums the diagonals of one tile per band. Otherwise a program takes the rows
@@ -383,37 +427,39 @@ def backward_terms(
         rows, cols = i0 + tl.arange(0, M), j0 + tl.arange(0, N)
         scores = _product(q, rows, queries, q_b, q_h, q_t, k, cols, keys, k_b, k_h, k_t, item,
                           HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
-        norm = _row_values(lse, item, rows, queries, lse_b, lse_h, HEADS, HP, float("inf"))
-        p, x, hidden, slope = _weights(
-            scores, norm, wa, w2, static, pre, padding,
+        top = _row_values(largest, item, rows, queries, row_b, row_h, HEADS, HP, float("inf"))
+        inverse = _row_values(inverses, item, rows, queries, row_b, row_h, HEADS, HP, 0.0)
+        p, x, change, slope, turned = _weights(
+            scores, top, inverse, wa, w2, static, pre, padding,
             item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
-            HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, STORE, TYPE)  # fmt: skip
+            HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, SHRINK, STORE, TYPE)  # fmt: skip
         d_p = _product(grad, rows, queries, grad_b, grad_h, grad_t, v, cols, keys, v_b, v_h, v_t, item,
                        HEADS, GROUP, VALUES, HP, PV, STORE, TYPE)  # fmt: skip
-        row_delta = _row_values(delta, item, rows, queries, lse_b, lse_h, HEADS, HP, 0.0)
-        d_logits, d_cells, d_z = _d_logits(p, d_p, row_delta, slope, w2, HP, DP, M, N, MIX, STORE, TYPE)
+        row_delta = _row_values(delta, item, rows, queries, row_b, row_h, HEADS, HP, 0.0)
+        d_logits, d_cells, d_hidden = _d_logits(p, d_p, row_delta, w2, HP, DP, M, N, MIX, STORE, TYPE)
         if FOR_WEIGHTS:
             K: tl.constexpr = M * N // PARTS
-            d_z3, x3 = tl.reshape(d_z.to(STORE), (PARTS, K, DP)), tl.reshape(x, (PARTS, K, HP))
+            d_z = (d_hidden * slope).to(STORE)
+            d_z3, x3 = tl.reshape(d_z, (PARTS, K, DP)), tl.reshape(x, (PARTS, K, HP))
             sums_wa += _dot(_turn(d_z3), x3, STORE, TYPE)
-            d_y3, hidden3 = tl.reshape(d_cells, (PARTS, K, HP)), tl.reshape(hidden, (PARTS, K, DP))
-            sums_w2 += _dot(_turn(d_y3), hidden3, STORE, TYPE)
+            d_y3, change3 = tl.reshape(d_cells, (PARTS, K, HP)), tl.reshape(change, (PARTS, K, DP))
+            sums_w2 += _dot(_turn(d_y3), change3, STORE, TYPE)
         if FOR_TERMS and TABLES:
             sums_static += d_logits
             if MIX:
-                sums_pre += d_z
+                sums_pre += d_hidden * turned
         if FOR_TERMS and not TABLES:
             at = item.to(tl.int64) * HEADS * queries * keys + (h3 * queries + i0 + r3) * keys + j0 + c3
             tl.store(d_static + at, d_logits, mask=(h3 < HEADS) & (i0 + r3 < queries) & (j0 + c3 < keys))
             if MIX:
                 i, j = i0 + cell // N, j0 + cell % N
                 at = item.to(tl.int64) * HIDDEN * queries * keys + (unit * queries + i) * keys + j
-                tl.store(d_pre + at, d_z, mask=(unit < HIDDEN) & (i < queries) & (j < keys))
+                tl.store(d_pre + at, d_hidden * turned, mask=(unit < HIDDEN) & (i < queries) & (j < keys))
     program = item.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     if FOR_WEIGHTS:
         h, u = tl.arange(0, HP), tl.arange(0, DP)
-        tl.store(d_wa + program * DP * HP + u[:, None] * HP + h[None, :], tl.sum(sums_wa, axis=0))
-        tl.store(d_w2 + program * HP * DP + h[:, None] * DP + u[None, :], tl.sum(sums_w2, axis=0))
+        tl.store(d_wa + program * DP * HP + u[:, None] * HP + h[None, :], tl.sum(sums_wa, axis=0) * (1 / SHRINK))
+        tl.store(d_w2 + program * HP * DP + h[:, None] * DP + u[None, :], tl.sum(sums_w2, axis=0) * (1 / SHRINK))
     if FOR_TERMS and TABLES:
         tl.store(d_static + program * HP * M * N + (h3 * M + r3) * N + c3, sums_static)
         if MIX:

@@ -23,7 +23,8 @@ _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 @dataclass(frozen=True)
 class Terms:
-    """``static`` (base 2) and ``pre`` as the kernels read them: tables over lags, or one entry per cell."""
+    """``static`` (base 2, with what f makes of position alone) and ``pre`` as the kernels read them: tables over lags,
+    or one entry per cell."""
 
     tables: bool
     static: Float[Tensor, "h n"] | Float[Tensor, "#i h r k"] | None
@@ -72,11 +73,11 @@ class Attention:
         )
         self.mixes = wa is not None
         self.wa = self.w2 = None
+        self.exact_w2 = None if w2 is None else w2.float()
         if wa is not None and w2 is not None:
             hp, dp, (hidden, heads) = self.sizes.hp, self.sizes.dp, wa.shape
-            pad = torch.nn.functional.pad
-            self.wa = pad(wa.to(q.dtype), (0, hp - heads, 0, dp - hidden)).contiguous()
-            self.w2 = pad(w2.to(q.dtype), (0, dp - hidden, 0, hp - heads)).contiguous()
+            self.wa = _in_two_parts(wa, (0, hp - heads, 0, dp - hidden), q.dtype)
+            self.w2 = _in_two_parts(w2, (0, dp - hidden, 0, hp - heads), q.dtype)
 
     @property
     def keys(self) -> int:
@@ -95,6 +96,12 @@ class Attention:
                 interpreted=INTERPRETED,
             ),
         }
+
+    def of_position(self, pre: Float[Tensor, "D *n"]) -> Float[Tensor, "h *n"]:
+        """What f makes of position alone, without rounding: the kernels add the difference that scores make."""
+        assert self.exact_w2 is not None
+        hidden = torch.nn.functional.leaky_relu(pre, LEAKY_SLOPE)
+        return (self.exact_w2 @ hidden.flatten(1)).unflatten(1, pre.shape[1:])
 
     def inputs(self, terms: Terms, rows: slice, keys: int) -> dict[str, Any]:
         """Arguments that all kernels take. An absent tensor is never read: another stands in for its address."""
@@ -120,37 +127,35 @@ class Attention:
             **terms.strides(),
         }
 
-    def forward(self, terms: Terms, out: Tensor, lse: Tensor, rows: slice, keys: int | None = None) -> None:
-        """Fill the rows of ``out`` [b, h, q, e] and ``lse`` [b, h, q], which see the first ``keys`` keys (or all)."""
+    def forward(self, terms: Terms, out: Tensor, softmax: Tensor, rows: slice, keys: int | None = None) -> None:
+        """Fill the rows of ``out`` [b, h, q, e] and ``softmax`` [b, h, q, 2], which see the first ``keys`` keys (or
+        all)."""
         keys = self.keys if keys is None else keys
-        out, lse = out[:, :, rows], lse[:, :, rows]
+        out, softmax = out[:, :, rows], softmax[:, :, rows]
         batch, _, queries, _ = out.shape
         split = queries <= SPLIT_ROWS and keys > 2 * SPLIT_KEYS
         parts = math.ceil(keys / SPLIT_KEYS) if split else 1
-        outs, norms = out.unsqueeze(0), lse.unsqueeze(0)
+        outs, sums = out.unsqueeze(0), softmax.unsqueeze(0)
         if split:
-            outs, norms = out.new_empty(parts, *out.shape, dtype=torch.float32), lse.new_empty(parts, *lse.shape)
+            outs, sums = (x.new_empty(parts, *x.shape, dtype=torch.float32) for x in (out, softmax))
         arguments = self.inputs(terms, rows, keys) | {
             "out": outs,
-            "lse": norms,
+            "softmax": sums,
             "span": SPLIT_KEYS if split else keys,
             "out_s": outs.stride(0),
             **_strides("out", outs[0]),
-            "lse_s": norms.stride(0),
-            "lse_b": norms.stride(1),
-            "lse_h": norms.stride(2),
+            "softmax_s": sums.stride(0),
+            "softmax_b": sums.stride(1),
+            "softmax_h": sums.stride(2),
         }
         tile = {"M": ROWS, "N": self.sizes.forward_keys}
         grid = (math.ceil(queries / ROWS), batch, parts * self.sizes.shares(self.sizes.values))
         self._launch(kernels.forward, grid, arguments, terms, tile)
         if split:
-            total = _log2_sum(norms)
-            weights = torch.exp2(norms - total.masked_fill(total == -math.inf, 0.0))
-            out.copy_((weights.unsqueeze(-1) * outs).sum(0))
-            lse.copy_(total)
+            _join(outs, sums, out, softmax)
 
-    def backward(self, grad: Tensor, out: Tensor, lse: Tensor) -> "BackwardPass":
-        return BackwardPass(self, grad, out, lse)
+    def backward(self, grad: Tensor, out: Tensor, softmax: Tensor) -> "BackwardPass":
+        return BackwardPass(self, grad, out, softmax)
 
     def _launch(self, kernel, grid: tuple[int, ...], arguments: dict, terms: Terms, more: dict[str, Any]) -> None:
         kernel[grid](**arguments, **self.constants(terms), **more, num_warps=self.sizes.warps, num_stages=1)
@@ -159,11 +164,13 @@ class Attention:
 class BackwardPass:
     """Gradients, summed over the calls of :meth:`rows`."""
 
-    def __init__(self, forward: Attention, grad: Tensor, out: Tensor, lse: Tensor) -> None:
+    def __init__(self, forward: Attention, grad: Tensor, out: Tensor, softmax: Tensor) -> None:
         self.of, self.grad = forward, _unit_stride(grad.to(forward.q.dtype))
         self.delta = (grad.float() * out.float()).sum(-1).contiguous()
+        largest, total = softmax.unbind(-1)
         # A row that saw nothing has no weights.
-        self.lse = lse.masked_fill(lse == -math.inf, math.inf).contiguous()
+        self.largest = largest.masked_fill(total == 0, math.inf).contiguous()
+        self.inverses = total.reciprocal().masked_fill(total == 0, 0.0).contiguous()
         (batch, heads, _, _), keys, sizes = forward.q.shape, forward.keys, forward.sizes
         self.d_q = torch.zeros(forward.q.shape, dtype=torch.float32, device=grad.device)
         self._d_k = self.d_q.new_zeros(batch, heads, keys, sizes.width)
@@ -184,21 +191,25 @@ class BackwardPass:
         ``[b, h, r, k]`` and ``[b, D, r, k]``."""
         of, sizes = self.of, self.of.sizes
         keys = of.keys if keys is None else keys
-        grad, lse, delta = (x[:, :, rows] for x in (self.grad, self.lse, self.delta))
-        batch, _, queries = lse.shape
+        grad, delta = self.grad[:, :, rows], self.delta[:, :, rows]
+        batch, _, queries = delta.shape
         shared = of.inputs(terms, rows, keys) | {
             "grad": grad,
-            "lse": lse,
+            "largest": self.largest[:, :, rows],
+            "inverses": self.inverses[:, :, rows],
             "delta": delta,
             **_strides("grad", grad),
-            "lse_b": lse.stride(0),
-            "lse_h": lse.stride(1),
+            "row_b": delta.stride(0),
+            "row_h": delta.stride(1),
         }
         tile = {"M": ROWS, "N": ROWS}
         row_tiles, key_tiles = math.ceil(queries / ROWS), math.ceil(keys / ROWS)
         d_q = self.d_q[:, :, rows]
         grid = (row_tiles, batch, sizes.shares(sizes.width))
-        of._launch(kernels.backward_queries, grid, shared | {"d_q": d_q, **_strides("dq", d_q)}, terms, tile)
+        rest = torch.empty_like(self.delta)[:, :, rows]
+        written = {"d_q": d_q, **_strides("dq", d_q), "rest": rest}
+        of._launch(kernels.backward_queries, grid, shared | written, terms, tile)
+        delta.add_(rest)  # now the gradients of a row's logits add up to 0
         d_k, d_v = torch.empty_like(self._d_k[:, :, :keys]), torch.empty_like(self._d_v[:, :, :keys])
         written = {"d_k": d_k, "d_v": d_v, **_strides("dk", d_k), **_strides("dv", d_v)}
         for what in together_or_apart(sizes, "FOR_K", "FOR_V"):
@@ -210,7 +221,7 @@ class BackwardPass:
 
     def _terms(self, terms: Terms, shared, tile, row_tiles: int, key_tiles: int) -> tuple[Tensor, Tensor | None]:
         of, sizes = self.of, self.of.sizes
-        batch, queries, keys = self.lse.shape[0], shared["queries"], shared["keys"]
+        batch, queries, keys = self.delta.shape[0], shared["queries"], shared["keys"]
         first, programs = 0, row_tiles
         if terms.tables:
             last = key_tiles - 1
@@ -237,13 +248,26 @@ class BackwardPass:
         if of.mixes:
             self.d_wa.add_(d_wa.sum((0, 1))[: sizes.hidden, : sizes.heads])
             self.d_w2.add_(d_w2.sum((0, 1))[: sizes.heads, : sizes.hidden])
-        if not terms.tables:
-            return d_static, d_pre
-        place = {"first": terms.start + first * ROWS, "count": queries + keys - 1}
-        static = _diagonals(d_static.sum(0).transpose(0, 1)[: sizes.heads], **place)
-        if d_pre is None:
-            return static, None
-        return static, _diagonals(d_pre.sum(0).permute(3, 0, 1, 2)[: sizes.hidden], **place)
+        if terms.tables:
+            place = {"first": terms.start + first * ROWS, "count": queries + keys - 1}
+            d_static = _diagonals(d_static.sum(0).transpose(0, 1)[: sizes.heads], **place)
+            d_pre = None if d_pre is None else _diagonals(d_pre.sum(0).permute(3, 0, 1, 2)[: sizes.hidden], **place)
+        return d_static, None if d_pre is None else self._with_position(terms, d_static, d_pre)
+
+    def _with_position(self, terms: Terms, d_static: Tensor, d_pre: Tensor) -> Tensor:
+        """Gradients of ``pre`` and w2 with what comes through ``of_position`` in the static term; items that share
+        ``pre`` share its gradient."""
+        w2, pre = self.of.exact_w2, terms.pre
+        assert w2 is not None and pre is not None
+        if terms.tables:
+            pre = pre.t()[: self.of.sizes.hidden]
+        elif len(pre) == 1:
+            d_static, d_pre = d_static.sum(0, keepdim=True), d_pre.sum(0, keepdim=True)
+        by_channel = (lambda x: x) if terms.tables else (lambda x: x.transpose(0, 1))
+        flat = by_channel(d_static).flatten(1)
+        self.d_w2.addmm_(flat, torch.nn.functional.leaky_relu(by_channel(pre), LEAKY_SLOPE).flatten(1).t())
+        d_hidden = by_channel((w2.t() @ flat).unflatten(1, by_channel(pre).shape[1:]))
+        return d_pre.add_(torch.where(pre > 0, d_hidden, d_hidden * LEAKY_SLOPE))
 
 
 def flags(
@@ -258,6 +282,7 @@ def flags(
         "STATIC": static,
         "PADDING": padding,
         "SLOPE": LEAKY_SLOPE,
+        "SHRINK": 2.0**-8 if dtype == "fp16" else 1.0,
         "STORE": store,
         "TYPE": kernels.tl.float32 if interpreted else store,
     }
@@ -270,12 +295,19 @@ def together_or_apart(sizes: Sizes, a: str, b: str, *, apart: bool = False) -> l
     return [{a: True, b: True}]
 
 
-def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q"]]:
-    """To be filled: the output, its heads beside each other as the next projection wants them, and per row the base-2
-    logarithm of the softmax denominator."""
+def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
+    """To be filled: the output, its heads beside each other as the next projection wants them, and per row the largest
+    logit (base 2) and the sum of the weights under it."""
     batch, heads, queries, _ = q.shape
     out = q.new_empty(batch, queries, heads, v.shape[-1], dtype=torch.float32).transpose(1, 2)
-    return out, q.new_empty(batch, heads, queries, dtype=torch.float32)
+    return out, q.new_empty(batch, heads, queries, 2, dtype=torch.float32)
+
+
+def _in_two_parts(weight: Float[Tensor, "a b"], padding: tuple[int, ...], dtype: torch.dtype) -> Float[Tensor, "2 c d"]:
+    """Padded and rounded, and what was lost by that."""
+    upper = weight.to(dtype)
+    lower = (weight.float() - upper.float()).to(dtype)
+    return torch.nn.functional.pad(torch.stack([upper, lower]), padding)
 
 
 def _unit_stride(x: Tensor) -> Tensor:
@@ -286,8 +318,14 @@ def _strides(name: str, x: Float[Tensor, "b h t d"]) -> dict[str, int]:
     return {f"{name}_b": x.stride(0), f"{name}_h": x.stride(1), f"{name}_t": x.stride(2)}
 
 
-def _log2_sum(x: Float[Tensor, "s *n"]) -> Float[Tensor, "*n"]:
-    return torch.logsumexp(x / LOG2_E, 0) * LOG2_E
+def _join(outs: Float[Tensor, "s *q e"], sums: Float[Tensor, "s *q 2"], out: Tensor, softmax: Tensor) -> None:
+    """Parts of the keys into one."""
+    largest, total = sums.unbind(-1)
+    top = largest.amax(0)
+    total = total * torch.exp2(largest - top.masked_fill(top == -math.inf, 0.0))
+    whole = total.sum(0)
+    out.copy_(((total / whole.masked_fill(whole == 0, 1.0)).unsqueeze(-1) * outs).sum(0))
+    softmax.copy_(torch.stack([top, whole], -1))
 
 
 def _diagonals(x: Float[Tensor, "c bands r r"], *, first: int, count: int) -> Float[Tensor, "c n"]:

@@ -1,0 +1,50 @@
+"""``dape evidence``: the registered tests of docs/evidence.md on whatever rungs have been run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from dape.errors import UsageError
+from dape.files import check_writable_folder, write_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowEvidence:
+    """Does content matter? The registered tests on all rungs of a ladder that have been run.
+
+    Reads results.jsonl of folders made by `dape reproduce bias-ablation --scale night` (with --tokens, --size and
+    --data for the rungs), and says what each hypothesis of docs/evidence.md has become: yes, no, undecided, or
+    incomplete.
+    """
+
+    folder: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER [FOLDER]...")]
+    """Folders of reproductions, or folders of such folders."""
+    out: Path | None = None
+    """Also write evidence.md and ladder.png/.svg into this folder."""
+
+
+def run(config: ShowEvidence) -> int:
+    from dape.evaluation.records import read_rows
+    from dape.reproduce.ladder import Ladder, as_markdown
+
+    files = [file for folder in config.folder for file in sorted(folder.glob("**/results.jsonl"))]
+    if not files:
+        raise UsageError(f"{', '.join(map(str, config.folder)) or 'nothing given'}: no results.jsonl in there")
+    if config.out is not None:
+        check_writable_folder(config.out, "--out")
+    ladder = Ladder(row for file in files for row in read_rows(file))
+    if not ladder.rungs:
+        raise UsageError(f"{files[0]}: no rows of bias-ablation that say how many tokens were seen")
+    text = as_markdown(ladder)
+    print(text, end="")
+    if config.out is not None:
+        from dape.report.drawing import save_figure
+        from dape.report.ladder import ladder_figure
+
+        config.out.mkdir(parents=True, exist_ok=True)
+        write_text(config.out / "evidence.md", text)
+        written = save_figure(ladder_figure(ladder), config.out / "ladder")
+        print(f"wrote evidence.md, {', '.join(path.name for path in written)} in {config.out}")
+    return 0

@@ -1,0 +1,43 @@
+"""The parts of an encoding's name: ``randomized-dape-v2-kerple`` is Kerple under DAPE v2, through randomised positions.
+
+No torch here. Whether such an encoding exists is the catalogue's business."""
+
+from dataclasses import dataclass, replace
+
+DAPE, DAPE_V2, RANDOMIZED = "dape-", "dape-v2-", "randomized-"
+
+
+@dataclass(frozen=True)
+class Name:
+    base: str
+    wrapper: str = ""
+    """DAPE, DAPE_V2 or nothing."""
+    randomized: bool = False
+
+    def __str__(self) -> str:
+        return RANDOMIZED * self.randomized + self.inner
+
+    @property
+    def inner(self) -> str:
+        """Without randomised positions."""
+        return self.wrapper + self.base
+
+    @property
+    def without_dape(self) -> str | None:
+        """The encoding that DAPE was put on; None if there is no DAPE."""
+        return str(replace(self, wrapper="")) if self.wrapper else None
+
+
+def base_of(name: str) -> str | None:
+    """The encoding that DAPE was put on: kerple for dape-kerple and dape-v2-kerple, None for what has no DAPE."""
+    return parse(name).without_dape
+
+
+def parse(name: str) -> Name:
+    """
+    >>> parse("randomized-dape-v2-kerple")
+    Name(base='kerple', wrapper='dape-v2-', randomized=True)
+    """
+    inner = name.removeprefix(RANDOMIZED)
+    wrapper = next((prefix for prefix in (DAPE_V2, DAPE) if inner.startswith(prefix)), "")
+    return Name(inner.removeprefix(wrapper), wrapper, inner != name)

@@ -1,0 +1,322 @@
+"""Reading files that may be damaged, cut off, edited by hand or made by somebody else. No torch here.
+
+Nothing that is read runs code, and whatever is wrong becomes a ValueError that says file, field, what was found and
+what was expected. A kind of file is described once, by a dataclass or a TypedDict, and read by :func:`as_record`.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import re
+import reprlib
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+import yaml
+
+from dape.files import sha256
+
+T = TypeVar("T")
+Count = Annotated[int, range(1 << 63)]
+"""0 or more."""
+Sha256 = Annotated[str, re.compile("[0-9a-f]{64}")]
+FileName = Annotated[str, re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\ud800-\udfff]{1,255}")]
+"""A name and no path, so that it stays in its folder."""
+CHECKSUM = "checksum"
+DEEPEST, LARGEST = 64, 5_000_000
+"""Levels and entries of a JSON file. Real ones have a dozen levels; vocabularies have a million entries."""
+LARGEST_YAML = 100_000
+"""Aliases repeat what they name, and of their aliases, so that a short text may stand for more than fits in memory."""
+
+
+# Errors --------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def reading(path: Path | str, what: str = "cannot be read", advice: str = "") -> Iterator[None]:
+    """Whatever code (ours or a library's) raises about the content of ``path`` becomes a ValueError that names it."""
+    try:
+        yield
+    except BaseException as error:
+        told = str(error).startswith(str(path)) and isinstance(error, ValueError)
+        # A library in Rust reports its own mistakes by a PanicException, which is no Exception.
+        foreign = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        from_system = isinstance(error, OSError) and error.errno is not None
+        if told or not foreign or from_system:
+            raise
+        raise ValueError(f"{path}: {what} ({reason(error)}). {advice}".rstrip()) from error
+
+
+def reason(error: BaseException) -> str:
+    """One line, never empty."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words if len(words) <= 300 else f"{words[:300]} ..."
+
+
+def short(value: Any) -> str:
+    """What was found, for a message: its beginning, if it is long."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+_SHORT.maxlevel = 3
+
+
+# Text ----------------------------------------------------------------------------------------------------------------
+
+
+def parse_json(text: str | bytes) -> Any:
+    """As ``json.loads`` of UTF-8; nesting without end and names that occur twice are refused by a ValueError."""
+    text = text.decode("utf-8") if isinstance(text, bytes) else text
+    try:
+        return _check_size(json.loads(text, object_pairs_hook=_without_doubles), LARGEST)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def parse_yaml(text: str) -> Any:
+    """As ``yaml.safe_load``, with the same refusals. Its parts raise whatever they meet on odd values (KeyError,
+    AttributeError, ...)."""
+    try:
+        return _check_size(yaml.load(text, _Loader), LARGEST_YAML)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except Exception as error:
+        raise ValueError(reason(error)) from error
+
+
+def read_json(path: Path, advice: str = "") -> dict[str, Any]:
+    """A JSON object."""
+    with reading(path, "is not what it should be", advice):
+        return _object(parse_json(path.read_text(encoding="utf-8")))
+
+
+def _object(content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise ValueError(f"found {short(content)}, expected an object with names and values")
+    return content
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, bool, bytes]]:
+    """Number, whether it is complete (a crash may have cut off the last), and content of every line that holds any."""
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield number, number < len(lines), line
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{short(next(n for n in names if names.count(n) > 1))} occurs twice")
+    return content
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"{short(key)} occurs twice")
+        return super().construct_mapping(node, deep)
+
+
+def _check_size(content: Any, most: int) -> Any:
+    """The content, if it can be worked with."""
+    level = [content]
+    for _ in range(DEEPEST):
+        level = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        most -= sum(map(len, level))
+        if most < 0:
+            raise ValueError("it stands for too many values")
+        level = [value for each in level for value in each]
+        if not level:
+            return content
+    raise ValueError("nested too deeply")
+
+
+# Records -------------------------------------------------------------------------------------------------------------
+
+
+def as_record(kind: type[T], given: Any, where: Path | str = "") -> T:
+    """``given`` as a dataclass, or checked against a TypedDict or any other type: names, types, ranges
+    (``Annotated[int, range(...)]``, ``Annotated[str, re.compile(...)]``), and the relations that its ``check()``
+    knows."""
+    try:
+        return _convert(given, kind, "")
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}" if where else str(error)) from error
+
+
+def read_record(path: Path, kind: type[T], advice: str = "") -> T:
+    """A JSON file whose content is described by ``kind``; its checksum is compared if it has one."""
+    given = read_json(path, advice)
+    with reading(path, "is damaged", advice):
+        check_seal(given)
+        return as_record(kind, unsealed(given), path)
+
+
+def _record(kind: Any, given: Any, name: str) -> Any:
+    if not isinstance(given, Mapping):
+        raise _wrong(name, given, "a section with names and values")
+    inner = f"{name}." if name else ""
+    hints, needed = _described(kind)
+    unknown = [key for key in given if key not in hints]
+    if unknown:
+        raise ValueError(f"{inner}{short(unknown[0])} is not known; expected {', '.join(hints)}")
+    missing = [key for key in needed if key not in given]
+    if missing:
+        raise ValueError(f"has no {', '.join(inner + key for key in missing)}")
+    values = {key: _convert(value, hints[key], inner + key) for key, value in given.items()}
+    if is_typeddict(kind):
+        return values
+    made = kind(**values)
+    if check := getattr(made, "check", None):
+        try:
+            check()
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}" if name else str(error)) from error
+    return made
+
+
+@functools.cache
+def _described(kind: Any) -> tuple[dict[str, Any], list[str]]:
+    """Types by name, and which names are needed."""
+    hints = get_type_hints(kind, include_extras=True)
+    if is_typeddict(kind):
+        plain = {name: get_args(h)[0] if get_origin(h) is NotRequired else h for name, h in hints.items()}
+        return plain, [name for name in plain if name in kind.__required_keys__]
+    assert is_dataclass(kind)
+    own = [f for f in fields(kind) if f.init]
+    needed = [f.name for f in own if f.default is MISSING and f.default_factory is MISSING]
+    return {f.name: hints[f.name] for f in own}, needed
+
+
+def _convert(value: Any, hint: Any, name: str) -> Any:
+    """The value as its type wants it (a list becomes a tuple), or a ValueError."""
+    if hint is Any or (hint in _NAMES and _is(value, hint)):
+        return _number(value, name) if hint is float else value
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _within(_convert(value, inner[0], name), inner[1:], name)
+    if is_dataclass(hint) or is_typeddict(hint):
+        return _record(hint, value, name)
+    if origin in (Union, types.UnionType):
+        return _either(value, inner, name)
+    if origin is Literal and any(type(value) is type(each) and value == each for each in inner):
+        return value
+    if origin in (tuple, list) and isinstance(value, list | tuple):
+        return _sequence(value, origin, inner, name)
+    if origin is dict and isinstance(value, dict):
+        named = {_convert(key, inner[0], f"{name}: a name"): each for key, each in value.items()}
+        return {key: _convert(each, inner[1], f"{name}.{key}" if name else key) for key, each in named.items()}
+    expected = (
+        " or ".join(map(repr, inner)) if origin is Literal else _NAMES.get(hint) or _SEVERAL.get(origin, str(hint))
+    )
+    raise _wrong(name, value, expected)
+
+
+_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "nothing"}
+_SEVERAL = {tuple: "a list", list: "a list", dict: "names and values"}
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind is int:
+        return type(value) is int and -(1 << 63) <= value < 1 << 63
+    if kind is float:
+        return type(value) in (int, float)
+    return isinstance(value, kind) and (kind is not str or _is_text(value))
+
+
+def _sequence(value: Any, origin: Any, kinds: tuple[Any, ...], name: str) -> Any:
+    if kinds[0] is float and all(type(each) is float for each in value):
+        return origin(value)  # rows have hundreds of them
+    if origin is list or kinds[-1] is ...:
+        kinds = (kinds[0],) * len(value)
+    if len(kinds) != len(value):
+        raise _wrong(name, value, f"{len(kinds)} values")
+    pairs = enumerate(zip(value, kinds, strict=True))
+    return origin([_convert(each, kind, f"{name}[{place}]") for place, (each, kind) in pairs])
+
+
+def _either(value: Any, hints: tuple[Any, ...], name: str) -> Any:
+    errors = []
+    for hint in hints:
+        try:
+            return _convert(value, hint, name)
+        except ValueError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _is_text(value: str) -> bool:
+    """JSON can write half of a character (\\ud83d), which cannot be printed or be in the name of a file."""
+    return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise _wrong(name, value, "a number below 1e308") from None
+
+
+def _within(value: Any, limits: tuple[Any, ...], name: str) -> Any:
+    for limit in limits:
+        if isinstance(limit, range) and value not in limit:
+            raise _wrong(name, value, f"{limit.start} to {limit.stop - 1}")
+        if isinstance(limit, re.Pattern) and not limit.fullmatch(value):
+            raise _wrong(name, value, f"a text like {limit.pattern}")
+    return value
+
+
+def _wrong(name: str, found: Any, expected: str) -> ValueError:
+    return ValueError(f"{name or 'content'}: found {short(found)}, expected {expected}")
+
+
+# Checksums -----------------------------------------------------------------------------------------------------------
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """With a checksum of itself, by which :func:`check_seal` notices changes. Files from before have none."""
+    return {**unsealed(content), CHECKSUM: _digest(content)}
+
+
+def check_seal(given: Mapping[str, Any]) -> None:
+    if CHECKSUM in given and _digest(given) != given[CHECKSUM]:
+        raise ValueError("it has been changed since it was written: its checksum differs")
+
+
+def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name != CHECKSUM}
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(unsealed(content), sort_keys=True).encode()).hexdigest()
+
+
+def check_files(folder: Path, checksums: Mapping[str, str], advice: str) -> None:
+    """Every file that was noted is there, as it was."""
+    for name, expected in checksums.items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"{path}: is missing. {advice}")
+        if sha256(path) != expected:
+            raise ValueError(f"{path}: damaged, it is not what was written (checksums differ). {advice}")

@@ -1,0 +1,134 @@
+"""How a life begins: as ``python -m dape`` (real), or as a copy of this process, which has imported everything already.
+
+Importing torch takes most of the seconds of a tiny command, and kills that hit it find nothing. Copies spare it, also
+for the workers that a command starts, and go the same way otherwise.
+"""
+
+import contextlib
+import importlib
+import os
+import random
+import runpy
+import shlex
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+OFTEN = Path(__file__).with_name("often")
+PRELOADED = shlex.split("""
+    dape.cli dape.cli.reproduce_runs dape.data.corpora dape.data.job dape.training.loop dape.sweep.worker
+    dape.che.learn dape.che.worker dape.evaluation.probe.worker dape.evaluation.probe.report
+    dape.study.worker dape.study.tasks dape.hf.tune dape.hf.convert dape.reproduce.judge
+    dape.report.study dape.report.chomsky dape.report.bias_maps dape.report.reproduction
+    torch._dynamo transformers.models.llama.modeling_llama tokenizers scipy.stats rich.progress rich.live
+    matplotlib.backends.backend_agg matplotlib.backends.backend_svg
+""")
+
+Process = Any
+"""With the methods of :class:`subprocess.Popen` that are needed here."""
+
+
+def start(words: Sequence[str], *, folder: Path, log: Path, real: bool) -> Process:
+    """``dape WORDS`` in a session of its own."""
+    if not real:
+        return Fork(lambda: _dape(words, folder), log)
+    paths = [str(OFTEN), *(p for p in sys.path if p)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", "dape", *words]
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+
+
+def preload() -> None:
+    from tests.crash.often import sitecustomize  # noqa: F401  (before the modules that it changes)
+
+    for name in PRELOADED:
+        importlib.import_module(name)
+
+
+def _dape(words: Sequence[str], folder: Path) -> int:
+    import torch
+
+    from dape.cli import main
+    from dape.sweep import pool
+
+    os.chdir(folder)
+    random.seed()  # copies would all draw the same, and hide what is not seeded
+    torch.seed()
+    pool._start = _worker  # pyright: ignore[reportAttributeAccessIssue]
+    return main(list(words))
+
+
+def _worker(task: Any) -> Process:
+    module, *arguments = task.arguments
+    task.log.parent.mkdir(parents=True, exist_ok=True)
+
+    def work() -> int:
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return 0
+
+    return Fork(work, task.log)
+
+
+class Fork:
+    """A copy of this process that does some work, in a session of its own."""
+
+    def __init__(self, work: Callable[[], int], log: Path) -> None:
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os._exit(_end_of(work, log))
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("fork", timeout)
+            time.sleep(0.005)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(9)
+
+
+def _end_of(work: Callable[[], int], log: Path) -> int:
+    """The exit code, as the interpreter would have it."""
+    try:
+        os.setsid()
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        return work()
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        return stop.code if isinstance(stop.code, int) else 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return 130
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
