@@ -1,7 +1,8 @@
 """Folders begun by an older version and stopped half-way, with the rows they would have ended with.
 
-``PYTHONPATH=. python -m tests.golden.folders [NAME ...]`` begins them with the code as it is and writes NAME.tar.xz and ends.json beside this
-file. Those that are here were begun at d62b608, before the redesign; tests/test_old_folders.py carries them on.
+``PYTHONPATH=. python -m tests.golden.folders [NAME ...]`` begins them with the code as it is and writes
+folders/NAME.tar.xz and folders/ends.json. Those that are here were begun at d62b608, before the redesign;
+tests/test_old_folders.py carries them on.
 """
 
 import json
@@ -24,14 +25,16 @@ MODEL = "--layers 1 --width 16 --heads 2"
 LANGUAGE = f"{MODEL} --train-length 8 --batch 4 --log-every 1 --data ../text.txt"
 COMMANDS = {
     "train": f"train {LANGUAGE} --threads 1 --encoding dape-kerple --steps 400 --validate-every 50 --out out",
-    "compare": f"compare {LANGUAGE} --methods alibi dape-kerple --lengths 8 32 --windows 4 --steps 300 --jobs 1 --out out",
+    "compare": f"compare {LANGUAGE} --methods alibi dape-kerple --lengths 8 32 --windows 4 --steps 300 "
+    "--jobs 1 --out out",
     "che": f"che {MODEL} --hidden 4 --tasks even_pairs --methods randomized-alibi,dape-alibi --steps 200 --lr 1e-3 "
     "--seeds 1 --lengths 20 41 --samples 8 --batch 8 --jobs 1 --out out",
-    "probe": f"probe --train {MODEL} --methods alibi dape-alibi --steps 150 --batch 4 --train-length 48 --lengths 48 96 "
-    "--samples 4 --test-pairs 2 4 --jobs 1 --out out",
-    "study": f"study adapters {MODEL} --train-length 8 --base-steps 60 --base-tokens 32 --steps 150 --tokens 32 --reach 4 "
-    "--windows 3 --data ../text.txt --seeds 1 --tuned-at 16 --treatments dape-kerple --jobs 1 --out out",
-    "extend": "extend ../llama --data ../text.txt --steps 200 --batch 2 --windows 4 --lengths 16 32 --threads 1 --out out",
+    "probe": f"probe --train {MODEL} --methods alibi dape-alibi --steps 150 --batch 4 --train-length 48 "
+    "--lengths 48 96 --samples 4 --test-pairs 2 4 --jobs 1 --out out",
+    "study": f"study adapters {MODEL} --train-length 8 --base-steps 60 --base-tokens 32 --steps 150 "
+    "--tokens 32 --reach 4 --windows 3 --data ../text.txt --seeds 1 --tuned-at 16 --treatments dape-kerple --jobs 1 --out out",
+    "extend": "extend ../llama --data ../text.txt --steps 200 --batch 2 --windows 4 --lengths 16 32 "
+    "--threads 1 --out out",
 }
 RESUME = {"train": "train --resume --out out"}
 KEPT_OUT = {".png", ".svg"}

@@ -1,7 +1,8 @@
 """Twenty steps of every kind of training, as they were before there was one loop for all of them (commit d62b608).
 
-``python -m tests.training.test_golden_curves`` prints the curves of the code as it is. tests/golden/curves.json is replaced only
-where numbers are meant to move, in the commit that moves them, with a line under *Numerics* in CHANGELOG.md.
+``python -m tests.training.test_golden_curves`` prints the curves of the code as it is. tests/golden/curves.json is
+replaced only where numbers are meant to move, in the commit that moves them, with a line under *Numerics* in
+CHANGELOG.md.
 """
 
 import json
