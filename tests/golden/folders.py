@@ -32,7 +32,8 @@ COMMANDS = {
     "probe": f"probe --train {MODEL} --methods alibi dape-alibi --steps 150 --batch 4 --train-length 48 "
     "--lengths 48 96 --samples 4 --test-pairs 2 4 --jobs 1 --out out",
     "study": f"study adapters {MODEL} --train-length 8 --base-steps 60 --base-tokens 32 --steps 150 "
-    "--tokens 32 --reach 4 --windows 3 --data ../text.txt --seeds 1 --tuned-at 16 --treatments dape-kerple --jobs 1 --out out",
+    "--tokens 32 --reach 4 --windows 3 --data ../text.txt --seeds 1 --tuned-at 16 --treatments dape-kerple "
+    "--jobs 1 --out out",
     "extend": "extend ../llama --data ../text.txt --steps 200 --batch 2 --windows 4 --lengths 16 32 "
     "--threads 1 --out out",
 }
