@@ -388,14 +388,14 @@ def test_damaged_results(file, words, capsys):
     assert words in told and "delete" in told
 
 
-@pytest.mark.parametrize("file", ["tuning.safetensors", "tuning.json"])
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "checkpoint.json"])
 def test_damaged_training(file, capsys, monkeypatch):
     monkeypatch.setattr("dape.training.interrupt.Interruption.__call__", lambda self: True)
     extend(expect=130)
-    path = Path("out/tuning", file)
-    path.write_bytes(path.read_bytes()[:20])
-    extend(expect=2)
-    assert "is damaged" in capsys.readouterr().err
+    path = Path("out/tuning/checkpoints/step-00000000", file)
+    path.write_bytes(path.read_bytes()[:5])
+    extend(expect=1)
+    assert f"{path}: " in capsys.readouterr().err
 
 
 def test_without_the_extra(capsys, monkeypatch):
