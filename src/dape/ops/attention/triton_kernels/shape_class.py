@@ -1,6 +1,7 @@
 """What the self-check tells apart: calls that run the same compiled kernels. Does not import triton."""
 
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import torch
@@ -58,10 +59,11 @@ def class_of(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, ta
     masked = not tables and (grid.causal or grid.q_document is not None)
     return {
         "dtype": NAMES[q.dtype],
-        "heads": q.shape[1],
-        "group": q.shape[1] // k.shape[1],
-        "width": q.shape[3],
-        "values": v.shape[3],
+        # Indices: where torch.compile traces lengths as symbols, these become numbers that the graph depends on.
+        "heads": index(q.shape[1]),
+        "group": index(q.shape[1] // k.shape[1]),
+        "width": index(q.shape[3]),
+        "values": index(v.shape[3]),
         "hidden": 0 if form.mix is None else len(form.mix.wa),
         "tables": tables,
         "causal": grid.causal and grid.offset is not None,
@@ -74,6 +76,6 @@ def class_of(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, ta
 @torch.compiler.assume_constant_result  # and traced no further
 def _products_are_rounded() -> bool:
     try:
-        return torch.backends.cuda.matmul.allow_tf32
+        return bool(torch.backends.cuda.matmul.allow_tf32)
     except RuntimeError:  # set by the newer of PyTorch's two ways
         return getattr(torch.backends.cuda.matmul, "fp32_precision", "") == "tf32"

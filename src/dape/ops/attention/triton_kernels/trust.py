@@ -103,11 +103,11 @@ def forget() -> None:
 
 def _why_not_now(device: torch.device, tracing: bool) -> str | None:
     if getattr(_asking, "only_remembered", False):
-        return "checks wait for the first call"
+        return "none is made now"
     if tracing:
-        return "none can be made while torch.compile traces"
+        return "no check is made while torch.compile traces"
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return "none can be made while a CUDA graph is captured"
+        return "no check is made while a CUDA graph is captured"
     return None
 
 
