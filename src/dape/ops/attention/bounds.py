@@ -34,13 +34,14 @@ def bounds(operands: torch.dtype, terms: int, *, tf32: bool = False) -> Bounds:
     return Bounds(output=4 * rounding + terms * SUM_UNIT, gradient=8 * rounding + 8 * terms * SUM_UNIT)
 
 
-def relative_errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
-    """By name, of the largest entry. What is not finite is infinitely far off."""
+def relative_errors(found: dict[str, Tensor], exact: dict[str, Tensor], *, least: float = LEAST) -> dict[str, float]:
+    """By name, of the largest entry, or of ``least`` times the largest of all. What is not a number is infinitely far
+    off."""
     largest = max(value.abs().max().item() for value in exact.values())
     errors = {}
     for name, value in exact.items():
         error = (found[name].double() - value).abs().max().item()
-        error /= max(value.abs().max().item(), LEAST * largest)
+        error /= max(value.abs().max().item(), least * largest)
         errors[name] = error if error == error else float("inf")
     return errors
 

@@ -142,6 +142,14 @@ def _known_or_checked(shape: ShapeClass, device: torch.device, *, check: bool) -
         return outcome
 
 
+def recheck(shape: ShapeClass, device: torch.device) -> Outcome:
+    """Check a class whatever is known of it, and remember the outcome."""
+    with _memory.writing:
+        outcome = _remembered(shape, machine_of(device), checked(shape, device))
+        _memory.outcomes[device, shape] = outcome
+        return outcome
+
+
 def checked(shape: ShapeClass, device: torch.device) -> Outcome | Exception:
     """The outcome, or what compiling or launching raised."""
 
