@@ -1,6 +1,7 @@
 """``dape doctor``: what is here, what is missing, and whether it computes rightly."""
 
 import sys
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +9,17 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from dape.doctor.section import WIDTH, json_file
 from dape.files import check_writable_file
 
 if TYPE_CHECKING:
     from dape.doctor.section import Section
 
 GPU_REPORT = Path("dape-doctor.txt")
+NO_GPU = (
+    "dape: no GPU that torch can use, so there is nothing to check here. `dape bench kernels` compiles the Triton "
+    "kernels without one."
+)
 
 
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
@@ -44,17 +50,13 @@ def run(config: Doctor) -> int:
     out = GPU_REPORT if config.gpu and config.out is None else config.out
     if out is not None:
         check_writable_file(out, "--out")
-        check_writable_file(out.with_name(f"{out.name}.json"), "--out")
+        check_writable_file(json_file(out), "--out")
     from dape.doctor import run as doctor
 
     examination = doctor.examine_gpus(_say) if config.gpu else doctor.examine()
     sections = list(_shown(examination))
     if config.gpu and not sections:
-        print(
-            "dape: no GPU that torch can use, so there is nothing to check; `dape bench kernels` compiles the kernels "
-            "without one",
-            file=sys.stderr,
-        )
+        print(textwrap.fill(NO_GPU, WIDTH), file=sys.stderr)
         return 1
     if out is not None:
         print(f"\nwrote {' and '.join(map(str, doctor.write_report(out, sections)))}", file=sys.stderr)

@@ -76,7 +76,8 @@ def compare(problem: Problem, impl: Impl) -> Compared:
 
 
 def _inputs(problem: Problem) -> tuple[PositionalEncoding, dict[str, Tensor]]:
-    """An encoding, q, k, v and the gradient of the output, on the CPU. The same numbers on every machine; nobody else's random numbers are touched."""
+    """An encoding, q, k, v and the gradient of the output, on the CPU. The same numbers on every machine; nobody else's
+    random numbers are touched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         pe = build(problem.encoding, num_heads=problem.heads, head_dim=problem.width, train_length=32).float()

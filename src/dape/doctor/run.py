@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dape.doctor import choices, comparisons, facts, gpu
-from dape.doctor.section import Section
+from dape.doctor.section import Section, json_file
 from dape.files import write_text
 from dape.provenance import provenance
 
@@ -38,7 +38,3 @@ def write_report(file: Path, sections: Sequence[Section]) -> list[Path]:
     write_text(file, "\n\n".join(each.as_text() for each in sections) + "\n")
     write_text(beside, json.dumps({**content, "provenance": provenance()}, indent=2) + "\n")
     return [file, beside]
-
-
-def json_file(file: Path) -> Path:
-    return file.with_name(f"{file.name}.json")

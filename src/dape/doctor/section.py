@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 WIDTH = 80
@@ -36,6 +37,11 @@ class Section:
 def section(title: str, lines: Iterable[Line | tuple[str, str]]) -> Section:
     """Of lines, or of pairs of a name and a value."""
     return Section(title, tuple(line if isinstance(line, Line) else Line(*line) for line in lines))
+
+
+def json_file(report: Path) -> Path:
+    """Where a report stands for other programs: beside its text."""
+    return report.with_name(f"{report.name}.json")
 
 
 def _wrapped(line: Line) -> str:
