@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ BAD = Outcome(False, "the gradient of wa is off by 0.5")
 
 
 @pytest.fixture
-def checks(monkeypatch, tmp_path) -> list[str]:
+def checks(monkeypatch, tmp_path) -> Iterator[list[str]]:
     """A machine with a GPU, on which attention takes its tensors for the GPU's. The classes that were checked."""
     names: list[str] = []
 
@@ -74,7 +75,8 @@ def test_the_file_is_used_by_the_next_process(checks):
     assert call().impl == "triton" and len(checks) == 1
     call("kerple")
     trust.forget()
-    call(), call("kerple")
+    call()
+    call("kerple")
     assert len(checks) == 2  # the second class stands beside the first
 
 
