@@ -15,6 +15,7 @@ import dape
 from dape.ops.attention import operator, row_blocks, tiles, tiling
 from dape.ops.attention.fused import cells, run
 from dape.ops.attention.fused.available import why_not_compiled
+from dape.ops.attention.triton_kernels.available import why_not_triton
 from dape.positional.base import PositionalEncoding
 from dape.positional.catalogue import ENTRIES, encodings
 from dape.positional.names import parse
@@ -278,6 +279,21 @@ def small_tiles(case: Case) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def usable_impl(case: Case, pe: PositionalEncoding, q: Tensor) -> str:
+    """The implementation of the case, or ``auto`` where it refuses such calls."""
+    base = pe.base if isinstance(pe, Randomized) else pe
+    form = base.score_form()
+    scattered = case.positions not in ("none", "one run") or case.documents or not (case.queries and case.keys)
+    match case.impl:
+        case "fused" if form is None or why_not_compiled(q):
+            return "auto"
+        case "triton" if form is None or why_not_triton(q, q, q, form):
+            return "auto"
+        case "sdpa" if form is None or not form.plain or scattered:
+            return "auto"
+    return case.impl
+
+
 @dataclass
 class Seen:
     choice: operator.Choice
@@ -292,18 +308,9 @@ class Seen:
 def seen(case: Case) -> Seen:
     """One call, forward and backward, and the same in float64."""
     pe, (q, k, v, towards), call = encoding(case), tensors(case), arguments(case)
-    base = pe.base if isinstance(pe, Randomized) else pe
-    impl = case.impl
-    if impl == "fused" and (base.score_form() is None or why_not_compiled(q)):
-        impl = "auto"
     q, k, v = (x.requires_grad_() for x in (q, k, v))
     with small_tiles(case):
-        try:
-            out, choice = dape.attention(q, k, v, pe, impl=impl, explain=True, **call)
-        except ValueError as error:
-            if impl != "sdpa" or "exact only for encodings that leave the logits alone" not in str(error):
-                raise
-            out, choice = dape.attention(q, k, v, pe, impl="auto", explain=True, **call)
+        out, choice = dape.attention(q, k, v, pe, impl=usable_impl(case, pe, q), explain=True, **call)
         wanted = {"q": q, "k": k, "v": v, **named_parameters(pe)}
         found = torch.autograd.grad(out, list(wanted.values()), towards, allow_unused=True)
     gradients = (torch.zeros_like(x) if g is None else g for x, g in zip(wanted.values(), found, strict=True))

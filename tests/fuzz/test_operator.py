@@ -1,13 +1,124 @@
-"""Random calls of the operator against float64, within the bounds of docs/numerics.md."""
+"""Random calls of the operator against float64, within the bounds of docs/numerics.md.
 
+Inputs are of every layout, dtype and size of numbers; ``operator_cases.py`` says what is drawn. Calls of the Triton
+kernels are interpreted, in a process of their own.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
 from hypothesis import event, given
+from hypothesis import strategies as st
 from tests.fuzz.cases import fuzzed
-from tests.fuzz.operator_cases import Case, cases, judge
+from tests.fuzz.operator_cases import Case, arguments, cases, encoding, judge, small_tiles, tensors, usable_impl
+from tests.ops.attention.bounds import Exact, Rounding, excess
+
+import dape
+from dape.ops.attention.memory import LagMemory
+
+ROOT = Path(__file__).parents[2]
 
 
 @fuzzed(0.55)
 @given(case=cases())
 def test_any_call_is_within_the_bounds(case: Case):
     found = judge(case)
-    event(f"{found.choice.impl}, {found.choice.kernel}")
-    event(f"{case.dtype}")
+    event(f"{found.choice.impl}, {found.choice.kernel}, {case.dtype}")
+
+
+# A text that grows token by token, with tables that are kept ---------------------------------------------------------
+
+
+@fuzzed(0.03)
+@given(case=cases(), steps=st.lists(st.integers(1, 8), min_size=1, max_size=4))
+def test_a_memory_changes_nothing(case: Case, steps: list[int]):
+    """Of the last keys, a few queries each; the parameters may change on the way."""
+    case = replace(case, queries=8, keys=70, causal=True, positions="none", documents=False)
+    pe, (q, k, v, towards), call, memory = encoding(case), tensors(case), arguments(case), LagMemory()
+    keys = 8
+    for step, queries in enumerate(steps):
+        keys = min(70, keys + queries)
+        if step == 2:
+            with torch.no_grad():
+                for parameter in pe.parameters():
+                    parameter.mul_(1.25)
+        now = {
+            **call,
+            **({"key_padding_mask": call["key_padding_mask"][:, :keys]} if "key_padding_mask" in call else {}),
+        }
+        given_now = (q[:, :, :queries], k[:, :, :keys], v[:, :, :keys])
+        with small_tiles(case), torch.no_grad():
+            impl = usable_impl(case, pe, q)
+            out, choice = dape.attention(*given_now, pe, memory=memory, impl=impl, explain=True, **now)
+        rounding = Rounding(case.dtype, weights=choice.impl == "sdpa")
+        exact = Exact(pe, *given_now, towards[:, :, :queries], rounding, now)
+        assert excess(exact, {**exact.values, "output": out})["output"] <= 1, (step, choice)
+
+
+# What is not finite --------------------------------------------------------------------------------------------------
+
+
+@fuzzed(0.0175)
+@given(case=cases(), where=st.sampled_from("qkv"), what=st.sampled_from([torch.nan, torch.inf, -torch.inf]))
+def test_what_is_not_finite_stays_where_it_is(case: Case, where: str, what: float):
+    """Nothing crashes; a query reaches its own row, a key or value the rows of its item; a NaN that a row sees shows."""
+    case = replace(case, values="usual", parameters="usual", layouts=("plain",) * 3, seed=case.seed)
+    pe, (q, k, v, _), call = encoding(case), tensors(case), arguments(case)
+    x = {"q": q, "k": k, "v": v}[where]
+    if not x.numel():
+        return
+    before = usable_call(case, pe, q, k, v, call)
+    item, head, token = (case.seed % n for n in x.shape[:3])
+    x[item, head, token, 0] = what
+    after = usable_call(case, pe, q, k, v, call)
+    assert after.shape == before.shape
+    touched = torch.zeros(after.shape, dtype=torch.bool)
+    if where == "q":
+        touched[item, :, token] = True
+    else:
+        touched[item] = True
+    assert torch.equal(after[~touched], before[~touched])
+    visible = Exact(
+        pe, torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), after * 0, Rounding(case.dtype), call
+    )
+    if what != what and after.numel() and k.numel():
+        group = case.heads // case.kv_heads
+        heads = slice(head, head + 1) if where == "q" else slice(head * group, (head + 1) * group)
+        seen = visible.visible.expand(*after.shape[:3], k.shape[2])[item, heads]
+        rows = seen[:, token].any(-1) if where == "q" else seen[:, :, token]
+        found = after[item, heads, token] if where == "q" else after[item, heads]
+        assert found.isnan().any(-1)[rows].all()
+
+
+def usable_call(case: Case, pe, q, k, v, call) -> torch.Tensor:
+    with small_tiles(case), torch.no_grad():
+        return dape.attention(q, k, v, pe, impl=usable_impl(case, pe, q), **call)
+
+
+# Triton --------------------------------------------------------------------------------------------------------------
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+def test_triton_in_a_process_of_its_own():
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    arguments = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "interpreted_triton", __file__]
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the kernels are not interpreted here")
+@fuzzed(0.0025)
+@given(case=cases(impls=["triton"], dtypes=[torch.float32, torch.bfloat16, torch.float16]))
+def test_interpreted_triton_is_within_the_bounds(case: Case):
+    case = replace(case, queries=min(case.queries, 18), keys=min(case.keys, 40), batch=min(case.batch, 2))
+    found = judge(case)
+    event(found.choice.impl)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from tests.ops.attention.kernels import NAN_SCRATCH, built, with_defect
 
 import dape
 from dape.ops.attention import tiles
 from dape.ops.attention.fused import library
 from dape.ops.attention.fused.available import why_not_compiled
-from tests.ops.attention.kernels import NAN_SCRATCH, built, with_defect
 
 compiled = pytest.mark.skipif(why_not_compiled(torch.empty(0)) is not None, reason="no compiled kernel")
 
