@@ -1,7 +1,7 @@
 """Random calls of ``dape.attention``, small and odd: what they are made of, and how one is run and judged."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,78 +71,97 @@ class Case:
 # Drawing -------------------------------------------------------------------------------------------------------------
 
 
+PLAIN, WRAPPED = sorted(ENTRIES), sorted(set(encodings()) - set(ENTRIES))
+NAMES = [*PLAIN, *PLAIN, *WRAPPED]
+"""The wraps about as often as what they are put on."""
+
+
+def one_of(*values: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(values)
+
+
+HEADS = one_of(*((h, g) for h in (1, 2, 3, 4, 6) for g in range(1, h + 1) if h % g == 0))
+SIZES = st.fixed_dictionaries(
+    {
+        "batch": one_of(1, 1, 2, 3, 5),
+        "queries": one_of(1, 2, 3, 7, 8, 9, 12, 13, 25, 37),
+        "keys": one_of(1, 2, 3, 5, 8, 9, 16, 17, 31, 33, 63, 64, 65, 70),
+    }
+)
+NONE_OF = one_of(*["nothing"] * 25, "keys", "queries", "batch")
+WIDTHS = st.integers(1, 67)
+CALL = st.fixed_dictionaries(
+    {
+        "padding": one_of(*["none"] * 4, *["some"] * 4, "a whole item", "all"),
+        "documents": one_of(False, False, False, False, True),
+        "integers": one_of(*INTEGERS),
+        "layouts": st.tuples(*[one_of(*LAYOUTS)] * 3),
+        "values": one_of(*VALUES),
+        "parameters": one_of(*PARAMETERS),
+        "half_parameters": one_of(False, False, False, False, True),
+        "tile_bytes": one_of(None, 1, 4096, 40_000),
+        "many_items": st.booleans(),
+        "threads": one_of(1, 1, 1, 3),
+        "seed": st.integers(0, 9999),
+    }
+)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "hidden": one_of(1, 2, 7, 8, 32, 33),
+        "variant": one_of(*VARIANTS),
+        "kernel": one_of(1, 3, 5),
+        "mask_hidden": st.booleans(),
+        "interleaved": st.booleans(),
+        "npos": one_of(2, 3, 16),
+    }
+)
+
+
 @st.composite
-def cases(draw: st.DrawFn, impls: list[str] = IMPLS, dtypes: list[torch.dtype] = DTYPES) -> Case:
-    name = draw(names())
+def cases(draw: st.DrawFn, impls: Sequence[str] = IMPLS, dtypes: Sequence[torch.dtype] = DTYPES) -> Case:
+    name = draw(one_of(*NAMES))
+    randomized = draw(one_of(False, False, False, False, False, True))
     base = parse(name).base
-    heads = draw(st.sampled_from([1, 2, 3, 4, 6]))
-    even = base in ROTATING or (base == "transformer-xl" and heads % 2)
-    width = draw(st.integers(1, 33)) * 2 if even else draw(st.integers(1, 67))
-    causal = base == "cope" or draw(st.booleans())
-    positions = draw(st.sampled_from(POSITIONS))
-    if name.startswith("randomized-") and positions in ("negative", "huge"):
+    (heads, kv_heads), sizes, width = draw(HEADS), draw(SIZES), draw(WIDTHS)
+    if base in ROTATING or (base == "transformer-xl" and heads % 2):
+        width += width % 2
+    if (none_of := draw(NONE_OF)) != "nothing":
+        sizes[none_of] = 0
+    positions = draw(one_of(*POSITIONS))
+    if randomized and positions in ("negative", "huge"):  # what is drawn is for positions from 0 on
         positions = "gaps"
-    keys = draw(st.sampled_from([1, 2, 3, 5, 8, 9, 16, 17, 31, 33, 63, 64, 65, 70]))
-    queries = draw(st.sampled_from([1, 2, 3, 7, 8, 9, 12, 13, 25, 37]))
-    batch = draw(st.sampled_from([1, 1, 2, 3, 5]))
-    match draw(st.sampled_from(["nothing"] * 25 + ["keys", "queries", "items"])):  # that there is none of
-        case "keys":
-            keys = 0
-        case "queries":
-            queries = 0
-        case "items":
-            batch = 0
+    if positions == "none":
+        sizes["queries"] = min(sizes["queries"], sizes["keys"])
     return Case(
-        name=name,
-        impl=draw(st.sampled_from(impls)),
-        dtype=draw(st.sampled_from(dtypes)),
-        options=draw(options(name)),
+        name=f"randomized-{name}" if randomized else name,
+        impl=draw(one_of(*impls)),
+        dtype=draw(one_of(*dtypes)),
+        options=options(name, draw(OPTIONS)) | ({"pool": 4 * DRAWN} if randomized else {}),
         heads=heads,
-        kv_heads=draw(st.sampled_from([g for g in range(1, heads + 1) if heads % g == 0])),
+        kv_heads=kv_heads,
         width=width,
-        value_width=draw(st.integers(1, 67)) if draw(st.booleans()) else width,
-        batch=batch,
-        queries=min(queries, keys) if positions == "none" else queries,
-        keys=keys,
-        causal=causal,
-        padding=draw(st.sampled_from(["none"] * 4 + ["some"] * 4 + ["a whole item", "all"])),
-        documents=draw(st.integers(0, 4)) == 0,
+        value_width=draw(WIDTHS) if draw(st.booleans()) else width,
+        causal=draw(st.booleans()) or base == "cope",
         positions=positions,
-        integers=draw(st.sampled_from(INTEGERS)),
-        layouts=(draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from(LAYOUTS))),
-        values=draw(st.sampled_from(VALUES)),
-        parameters=draw(st.sampled_from(PARAMETERS)),
-        half_parameters=draw(st.integers(0, 4)) == 0,
-        tile_bytes=draw(st.sampled_from([None, 1, 4096, 40_000])),
-        many_items=draw(st.booleans()),
-        threads=draw(st.sampled_from([1, 1, 1, 3])),
-        seed=draw(st.integers(0, 9999)),
+        **sizes,
+        **draw(CALL),
     )
 
 
-def names() -> st.SearchStrategy[str]:
-    """Of the catalogue; the wraps as often as what they are put on."""
-    plain, wrapped = sorted(ENTRIES), sorted(set(encodings()) - set(ENTRIES))
-    some = st.sampled_from(plain) | st.sampled_from(wrapped)
-    return st.tuples(st.integers(0, 5), some).map(lambda x: f"randomized-{x[1]}" if x[0] == 0 else x[1])
-
-
-@st.composite
-def options(draw: st.DrawFn, name: str) -> dict[str, Any]:
-    parsed, found = parse(name), {}
+def options(name: str, drawn: dict[str, Any]) -> dict[str, Any]:
+    """Those that this encoding has."""
+    parsed, known = parse(name), set()
     if parsed.wrapper:
-        found["hidden"] = draw(st.sampled_from([1, 2, 7, 8, 32, 33]))
+        known.add("hidden")
     if parsed.wrapper == "dape-" and ENTRIES[parsed.base].hook == "bias":
-        found["variant"] = draw(st.sampled_from(VARIANTS))
+        known.add("variant")
     if parsed.wrapper == "dape-v2-":
-        found |= {"kernel": draw(st.sampled_from([1, 3, 5])), "mask_hidden": draw(st.booleans())}
+        known |= {"kernel", "mask_hidden"}
     if parsed.base in ROTATING:
-        found["interleaved"] = draw(st.booleans())
+        known.add("interleaved")
     if parsed.base == "cope":
-        found["npos"] = draw(st.sampled_from([2, 3, 16]))
-    if parsed.randomized:
-        found["pool"] = 4 * DRAWN
-    return found
+        known.add("npos")
+    return {option: value for option, value in drawn.items() if option in known}
 
 
 # The call ------------------------------------------------------------------------------------------------------------

@@ -16,10 +16,11 @@ import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 from tests.fuzz.cases import fuzzed
-from tests.fuzz.operator_cases import Case, arguments, cases, encoding, judge, small_tiles, tensors, usable_impl
+from tests.fuzz.operator_cases import Case, arguments, cases, encoding, judge, seen, small_tiles, tensors, usable_impl
 from tests.ops.attention.bounds import Exact, Rounding, excess
 
 import dape
+from dape.ops.attention import lag_tables, tiles
 from dape.ops.attention.memory import LagMemory
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,58 @@ ROOT = Path(__file__).parents[2]
 def test_any_call_is_within_the_bounds(case: Case):
     found = judge(case)
     event(f"{found.choice.impl}, {found.choice.kernel}, {case.dtype}")
+
+
+# That the bounds are near enough to find something -------------------------------------------------------------------
+
+
+def rounded_units(patch: pytest.MonkeyPatch) -> None:
+    """Hidden units in bfloat16."""
+    right = tiles.Call.hidden_units
+
+    def wrong(*args):
+        units = right(*args)
+        return None if units is None else units.copy_(units.bfloat16())
+
+    patch.setattr(tiles.Call, "hidden_units", wrong)
+
+
+def rounded_delta(patch: pytest.MonkeyPatch) -> None:
+    """The backward pass has the output in bfloat16, as the caller has it."""
+    right = lag_tables.run_backward
+    patch.setattr(lag_tables, "run_backward", lambda c, t, grad, out, s: right(c, t, grad, out.bfloat16().float(), s))
+
+
+def other_slope(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tiles, "LEAKY_SLOPE", 0.0101)
+
+
+def other_base(patch: pytest.MonkeyPatch) -> None:
+    """log2(e) to four digits."""
+    patch.setattr(lag_tables, "LOG2_E", 1.443)
+
+
+def last_key_twice(patch: pytest.MonkeyPatch) -> None:
+    right = tiles.Call.keys_of
+
+    def wrong(self, parts, tile):
+        keys = right(self, parts, tile)
+        return torch.cat([keys[:, :-2], keys[:, -1:], keys[:, -1:]], 1) if isinstance(parts, list) else keys
+
+    patch.setattr(tiles.Call, "keys_of", wrong)
+
+
+DEFECTS = [rounded_units, rounded_delta, other_slope, other_base, last_key_twice]
+USUAL = Case(name="dape-alibi", impl="blocked", heads=4, kv_heads=4, queries=25, keys=70, batch=1)
+SOME = [replace(USUAL, seed=seed, values=values) for seed in range(3) for values in ("usual", "huge scores")]
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_is_beyond_the_bounds(defect, monkeypatch):
+    for case in SOME:
+        judge(case)
+    defect(monkeypatch)
+    assert any(max(seen(case).excess.values()) > 1 for case in SOME)
 
 
 # A text that grows token by token, with tables that are kept ---------------------------------------------------------
@@ -67,8 +120,8 @@ def test_a_memory_changes_nothing(case: Case, steps: list[int]):
 @fuzzed(0.0175)
 @given(case=cases(), where=st.sampled_from("qkv"), what=st.sampled_from([torch.nan, torch.inf, -torch.inf]))
 def test_what_is_not_finite_stays_where_it_is(case: Case, where: str, what: float):
-    """Nothing crashes; a query reaches its own row, a key or value the rows of its item; a NaN that a row sees shows."""
-    case = replace(case, values="usual", parameters="usual", layouts=("plain",) * 3, seed=case.seed)
+    """A query reaches its own row, a key or value the rows of its item. A NaN that a row sees shows."""
+    case = replace(case, values="usual", parameters="usual", layouts=("plain", "plain", "plain"))
     pe, (q, k, v, _), call = encoding(case), tensors(case), arguments(case)
     x = {"q": q, "k": k, "v": v}[where]
     if not x.numel():
@@ -108,9 +161,11 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
-def test_triton_in_a_process_of_its_own():
+def test_triton_in_a_process_of_its_own(pytestconfig):
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     arguments = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "interpreted_triton", __file__]
+    if (seed := pytestconfig.getoption("--hypothesis-seed")) is not None:
+        arguments.append(f"--hypothesis-seed={seed}")
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
 

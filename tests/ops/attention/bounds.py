@@ -1,9 +1,9 @@
 """How far attention may be from exact arithmetic: the bound that docs/numerics.md derives, coded once.
 
-The logits are sums of products, a few activations and a bias. Written with the absolute values of everything that enters
-(:class:`Sized`), they give a *size*: whatever the order of the operations, a computed logit is off by at most
-``gamma * size``. The gradient of the size, again a sum of products of absolute values, bounds in the same way what is lost
-on the way back; where rounding may turn the sign of a hidden unit, the whole path through that unit is in doubt.
+The logits are sums of products, a few activations and a bias. Written with the absolute values of everything that
+enters (:class:`Sized`), they give a *size*: whatever the order of the operations, a computed logit is off by at most
+``gamma * size``. The gradient of the size, again a sum of products of absolute values, bounds in the same way what is
+lost on the way back; where rounding may turn the sign of a hidden unit, the whole path through that unit is in doubt.
 """
 
 import math
@@ -273,7 +273,7 @@ class Rounding:
 
     dtype: torch.dtype
     weights: bool = False
-    """Weights, their gradients and outputs are rounded to ``dtype`` before they are multiplied: torch's sdpa, triton."""
+    """Weights, their gradients and outputs are rounded to ``dtype`` before they are multiplied: sdpa and triton."""
     factor: float = 1.0
     """Of the path's length: Triton adds f in three parts."""
 
@@ -435,7 +435,7 @@ class Exact:
             for name, x in zip(("q", "k"), again, strict=True):
                 bounds[name] = bounds[name] + 2 * rounding.half * x
         d_v = (d_weights + sums * weights + rounding.half * weights).transpose(-1, -2) @ towards
-        bounds["v"] = d_v.unflatten(1, self.v.shape[1:2] + (-1,)).sum(2) if d_v.numel() else torch.zeros_like(self.v)
+        bounds["v"] = d_v.unflatten(1, (*self.v.shape[1:2], -1)).sum(2) if d_v.numel() else torch.zeros_like(self.v)
         bounds["output"] = d_out
         return {name: self._rounded(name, bounds[name]) for name in self.values}
 

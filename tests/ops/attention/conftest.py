@@ -1,4 +1,4 @@
-"""Small inputs that still need many tiles, and several workers to compute them; memory that is NaN until it is written."""
+"""Small inputs that still need many tiles, several workers to compute them, and memory that is NaN until written."""
 
 import ctypes
 import functools
@@ -21,8 +21,8 @@ def _kernel_with_nan_scratch() -> ctypes.CDLL | None:
 
 @pytest.fixture(autouse=True)
 def nan_until_written(request, monkeypatch):
-    """Fill what ``torch.empty`` and its kin return, within torch too, and the kernel's scratch space. What they happen to
-    find there is often 0, or what the same call left a moment ago, and a number that nobody has written goes unseen."""
+    """Fill what ``torch.empty`` and its kin return, within torch too, and the kernel's scratch space. Else there often
+    is a 0, or what the same call left a moment ago, and a number that nobody has written goes unseen."""
     if "compile" in request.keywords or request.path.name == "test_fused_build.py":
         yield  # other graphs would be compiled; the tests of building look at the library that is built for users
         return

@@ -1,4 +1,4 @@
-"""That tests here see it when memory is read which nobody has written: the fixture of conftest.py, with defects put in."""
+"""That tests here see it when memory is read that nobody has written: the fixture of conftest.py against defects."""
 
 import pytest
 import torch
