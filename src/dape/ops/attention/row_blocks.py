@@ -39,7 +39,7 @@ def row_block_attention(
     attend = None
     if torch.is_grad_enabled():
         attend = _with_weights_of_now(pe)
-        # Every block adds to the gradients of k and v: in half precision the sum would soon be too coarse for its parts.
+        # Every block adds to the gradients of k and v: a sum in half precision would soon be too coarse for its parts.
         k, v = (x.to(accumulation_dtype(x.dtype)) for x in (k, v))
     outputs = []
     for block in reversed(blocks):
