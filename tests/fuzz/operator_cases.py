@@ -280,10 +280,11 @@ def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @contextlib.contextmanager
 def small_tiles(case: Case) -> Iterator[None]:
-    """So that few numbers already have many tiles, shares and threads."""
+    """So that few numbers already have many tiles, shares and threads; and what is not written yet is NaN."""
     before = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         torch.set_num_threads(case.threads)
+        torch.use_deterministic_algorithms(True)
         patch.setattr(run, "MANY_ITEMS", 0 if case.many_items else 1 << 40)
         if case.tile_bytes is not None:
             patch.setattr(tiling, "cache_share", lambda: case.tile_bytes)
@@ -294,8 +295,11 @@ def small_tiles(case: Case) -> Iterator[None]:
             patch.setattr(operator, "SMALL_CELLS", 0)
             patch.setattr(cells, "BLOCK_BYTES", case.tile_bytes)
             patch.setattr(cells, "FEWEST_ROWS", 7)
-        yield
-        torch.set_num_threads(before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+            torch.use_deterministic_algorithms(False)
 
 
 def usable_impl(case: Case, pe: PositionalEncoding, q: Tensor) -> str:

@@ -445,11 +445,12 @@ class Exact:
         top = self.logits.masked_fill(hidden, -math.inf).amax(-1, keepdim=True) if self.logits.numel() else self.logits
         off = self._relative * logits.size.detach() + u * (8 + 6 * (self.logits - top).abs())
         off = off.expand_as(self.logits).masked_fill(hidden, 0.0)
-        in_sum = (self.weights.clamp(min=1e-300).log() + off).masked_fill(hidden, -math.inf).logsumexp(-1, keepdim=True)
-        in_sum = in_sum.clamp(min=0.0)
-        relative = torch.expm1((off + in_sum).clamp(max=100.0)) + gamma(self.logits.shape[-1] + 16, u)
+        # In logarithms: a weight of e^-5000 is 0 here, and may be 1 if its logit is off by 5000.
+        log = self.logits.masked_fill(hidden, -math.inf).log_softmax(-1).masked_fill(hidden, -math.inf)
+        off = off + (log + off).logsumexp(-1, keepdim=True).clamp(min=0.0)
+        changed = torch.where(off < 1, self.weights * torch.expm1(off.clamp(max=1.0)), (log + off).clamp(max=0.0).exp())
         lost = torch.finfo(torch.float32).smallest_normal if rounding.dtype != torch.float64 else 1e-300
-        found = (self.weights * relative).clamp(max=1.0) + lost
+        found = (changed + self.weights * gamma(self.logits.shape[-1] + 16, u)).clamp(max=1.0) + lost
         if rounding.weights:
             found = found + rounding.half * (self.weights + found) + rounding.smallest
         return found.masked_fill(hidden, 0.0)

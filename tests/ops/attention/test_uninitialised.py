@@ -17,6 +17,7 @@ def out_and_gradient(impl: str, *, queries: int = 12) -> tuple[torch.Tensor, tor
     q, k, v = (torch.randn(1, 2, t, 8, requires_grad=True) for t in (queries, 12, 12))
     out = dape.attention(q, k, v, pe, impl=impl)
     out.sum().backward()
+    assert k.grad is not None
     return out.detach(), k.grad
 
 
