@@ -20,10 +20,10 @@ DEFECTS = {
         "for (long n = 0; n <= c.value_width; n++) to[n] = O[n] / total;",
         "heap-buffer-overflow",
     ),
-    "undefined": (  # 32 bits for what needs more
-        "inline long groups(const Call& c) { return c.heads / c.kv_heads; }",
-        "inline long groups(const Call& c) { return int(c.keys + 2) * 2000000000 == 7 ? 1 : c.heads / c.kv_heads; }",
-        "signed integer overflow",
+    "undefined": (  # vectors only where they are aligned
+        "vector_size(4 * LANES), aligned(4), may_alias",
+        "vector_size(4 * LANES), may_alias",
+        "misaligned address",
     ),
     "thread": (  # the threads' own sums become one
         "fold_lanes(c.hidden, c.heads, wa, g.d_wa + t * c.hidden * c.heads, 1.0f);",
