@@ -121,8 +121,8 @@ def test_a_memory_changes_nothing(case: Case, steps: list[int]):
 @fuzzed(0.0175)
 @given(case=cases(), where=st.sampled_from("qkv"), what=st.sampled_from([torch.nan, torch.inf, -torch.inf]))
 def test_what_is_not_finite_stays_where_it_is(case: Case, where: str, what: float):
-    """A query reaches its own row, a key or value the rows of its item. A NaN that a row sees shows, except in PyTorch's
-    own attention, which returns zeros for a row of NaNs."""
+    """A query reaches its own row, a key or value the rows of its item. A NaN that a row sees shows, except in
+    PyTorch's own attention, which returns zeros for a row of few keys that are all NaN."""
     case = replace(case, values="usual", parameters="usual", layouts=("plain", "plain", "plain"))
     pe, (q, k, v, _), call = encoding(case), tensors(case), arguments(case)
     x = {"q": q, "k": k, "v": v}[where]
