@@ -161,6 +161,7 @@ def usable_call(case: Case, pe, q, k, v, call) -> tuple[torch.Tensor, Choice]:
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+@pytest.mark.slow  # ten seconds a case
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_triton_in_a_process_of_its_own(pytestconfig):
