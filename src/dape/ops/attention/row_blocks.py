@@ -36,7 +36,11 @@ def row_block_attention(
         itemsize=accumulation_dtype(q.dtype).itemsize,
         budget=BLOCK_BYTES,
     )
-    attend = _with_weights_of_now(pe) if torch.is_grad_enabled() else None
+    attend = None
+    if torch.is_grad_enabled():
+        attend = _with_weights_of_now(pe)
+        # Every block adds to the gradients of k and v: a sum in half precision would soon be too coarse for its parts.
+        k, v = (x.to(accumulation_dtype(x.dtype)) for x in (k, v))
     outputs = []
     for block in reversed(blocks):
         rows, keys = slice(block.i0, block.i1), block.keys
@@ -68,6 +72,7 @@ def _with_weights_of_now(pe: PositionalEncoding) -> Callable[..., Tensor]:
     now: dict[str, Tensor] = dict(rows.named_parameters())
 
     def attend(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        k, v = k.to(q.dtype), v.to(q.dtype)  # hooks see keys in the model's dtype
         if all(now[name] is parameter for name, parameter in rows.named_parameters()):
             return reference_attention(q, k, v, pe, grid)
         return torch.func.functional_call(rows, now, (q, k, v, grid))

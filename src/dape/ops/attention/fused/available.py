@@ -7,12 +7,16 @@ import warnings
 import torch
 from torch import Tensor
 
+from dape.ops.attention.check import why_off
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SWITCH = "DAPE_FUSED"
 
 
 def why_not_compiled(q: Tensor) -> str | None:
     """None if the kernel can take this call."""
+    if off := why_off():
+        return off
     if q.device.type != "cpu":
         return f"the compiled kernel is for CPUs, q is on {q.device}"
     if q.dtype not in DTYPES:

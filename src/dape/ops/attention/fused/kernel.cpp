@@ -346,6 +346,9 @@ struct Scratch {
   explicit Scratch(long numbers) {
     memory = static_cast<float*>(std::aligned_alloc(64, (numbers * 4 + 4096) / 64 * 64));
     next = memory;
+#ifdef DAPE_NAN_SCRATCH  // for tests: whatever is read before it was written shows
+    for (long n = 0; memory && n < numbers; n++) memory[n] = NAN;
+#endif
   }
   ~Scratch() { std::free(memory); }
   // Says so if there was no memory: nothing can be thrown out of a parallel region.

@@ -58,7 +58,12 @@ class Backward(Structure):
 @functools.cache
 def load() -> ctypes.CDLL:
     """The library, built if need be. Raises ``OSError`` where it cannot be built or loaded."""
-    library = ctypes.CDLL(str(build(SOURCE)))
+    return opened(build(SOURCE))
+
+
+def opened(path: Path) -> ctypes.CDLL:
+    """A library built from ``kernel.cpp``, with the types of its functions."""
+    library = ctypes.CDLL(str(path))
     for name in ("dape_lanes", "dape_block", "dape_sizes"):
         getattr(library, name).restype = c_long
     expected = ctypes.sizeof(Call) * 10000 + ctypes.sizeof(Backward)

@@ -5,6 +5,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from dape.ops.attention.check import why_off
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
 from dape.ops.attention.triton_kernels.plan import (
     MAX_HEADS,
@@ -24,8 +25,16 @@ def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def serves(device: torch.device) -> bool:
+    """Whether ``auto`` asks for these kernels there."""
+    return device.type == "cuda"
+
+
 def why_not_triton(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm) -> str | None:
-    """None if the kernels can take this call."""
+    """None if the kernels can take this call. Whether they compute it rightly on this GPU is the matter of
+    ``trust.py``."""
+    if off := why_off():
+        return off
     if q.device.type != "cuda" and not INTERPRETED:
         return f"the Triton kernels are for GPUs, q is on {q.device}"
     if not _installed():

@@ -1,0 +1,38 @@
+"""Which implementation ``impl="auto"`` takes for every encoding of the catalogue, and why."""
+
+import torch
+
+from dape.doctor.facts import gpus
+from dape.doctor.section import Section, section
+from dape.ops.attention.check import make_grid
+from dape.ops.attention.operator import Choice, choose
+from dape.ops.attention.triton_kernels.trust import only_remembered
+from dape.positional.base import closed_form
+from dape.positional.build import build
+from dape.positional.catalogue import encodings
+
+HEADS, WIDTH, TOKENS = 12, 64, 1024
+
+
+def choices() -> list[Section]:
+    """For each kind of device. Nothing is computed, and no Triton kernel is checked that has not been."""
+    return [_on(torch.device("cpu"), torch.float32), *(_on(gpu, torch.bfloat16) for gpu in gpus())]
+
+
+def _on(device: torch.device, dtype: torch.dtype) -> Section:
+    alike: dict[tuple[str, str], list[str]] = {}
+    with only_remembered():
+        for name in encodings():
+            choice = choice_for(name, device, dtype)
+            alike.setdefault((f"{choice.impl}, {choice.kernel}", choice.reason), []).append(name)
+    shape = f"{HEADS} heads of {WIDTH}, {TOKENS} tokens, {str(dtype).removeprefix('torch.')}, causal"
+    lines = [(impl, f"{', '.join(names)}: {reason}") for (impl, reason), names in alike.items()]
+    return section(f"What auto takes on {device} ({shape})", lines)
+
+
+def choice_for(name: str, device: torch.device, dtype: torch.dtype) -> Choice:
+    q = torch.zeros(1, dtype=dtype, device=device).expand(1, HEADS, TOKENS, WIDTH)
+    with torch.random.fork_rng(devices=[]):
+        pe = build(name, num_heads=HEADS, head_dim=WIDTH, train_length=TOKENS)
+    places = {"q_pos": None, "k_pos": None, "key_padding_mask": None}
+    return choose(q, q, q, make_grid(q, q, causal=True, **places), closed_form(pe), "auto")

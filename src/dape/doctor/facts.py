@@ -1,0 +1,101 @@
+"""Versions, devices, the compiler, caches and extras: what can be told without computing anything."""
+
+import importlib.metadata
+import os
+import subprocess
+
+import torch
+
+from dape._version import __version__
+from dape.doctor.section import Line, Section, section
+from dape.extras import EXTRAS
+from dape.files import cache_folder
+from dape.machine import available_bytes, in_words, usable_cores
+from dape.ops.attention.check import why_off
+from dape.ops.attention.fused.available import SWITCH as FUSED_SWITCH
+from dape.ops.attention.fused.available import why_not_compiled
+from dape.ops.native import TEXT, find_compiler
+from dape.ops.switch import MEANINGS, SWITCH, kernels_mode
+from dape.provenance import machine
+
+LIBRARIES = ("numpy", "safetensors", "jaxtyping", "tyro", "rich", "matplotlib", "scipy")
+"""That this package needs; those of extras have a section of their own."""
+
+
+def versions() -> Section:
+    found = machine()
+    lines = [("dape", f"{__version__}, commit {found['commit'] or 'unknown (installed)'}"), ("python", found["python"])]
+    built_for = torch.version.cuda or torch.version.hip
+    lines += [("torch", f"{torch.__version__}, built for {f'GPUs ({built_for})' if built_for else 'CPUs'}")]
+    lines += [("libraries", ", ".join(f"{name} {_version(name)}" for name in LIBRARIES))]
+    return section("Versions", [*lines, ("system", found["platform"])])
+
+
+def devices() -> Section:
+    memory = f"{in_words(available_bytes())} of memory free"
+    lines = [
+        ("processor", f"{machine()['cpu']}, {usable_cores()} cores for this process, {memory}"),
+        ("threads", f"{torch.get_num_threads()} (torch.set_num_threads, OMP_NUM_THREADS, --threads of commands)"),
+    ]
+    lines += [(str(gpu), describe(gpu)) for gpu in gpus()]
+    return section("Devices", lines if gpus() else [*lines, ("GPU", "none that torch can use")])
+
+
+def gpus() -> list[torch.device]:
+    return [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+
+
+def describe(gpu: torch.device) -> str:
+    properties = torch.cuda.get_device_properties(gpu)
+    capability = ".".join(map(str, torch.cuda.get_device_capability(gpu)))
+    return f"{properties.name}, capability {capability}, {in_words(properties.total_memory)}"
+
+
+def kernels() -> Section:
+    mode = kernels_mode()
+    lines: list[Line | tuple[str, str]] = [(SWITCH, f"{mode}: {MEANINGS[mode]}")]
+    if FUSED_SWITCH in os.environ:
+        lines += [(FUSED_SWITCH, f"{os.environ[FUSED_SWITCH]} (0 switches the C++ kernel off)")]
+    lines += [("compiler", _compiler()), ("C++ kernel", _compiled()), ("cache", _cache())]
+    return section("Kernels", lines)
+
+
+def _compiler() -> str:
+    try:
+        compiler = find_compiler()
+        said = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=10, **TEXT).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return f"{compiler}: {said.partition(chr(10))[0].strip() or 'says nothing about its version'}"
+
+
+def _compiled() -> str:
+    """It is built here if it has not been before."""
+    off = why_off()
+    why_not = off or why_not_compiled(torch.empty(0, device="cpu"))
+    return f"not used: {why_not}" if why_not else "compiled for this processor, can be loaded"
+
+
+def _cache() -> str:
+    try:
+        folder = cache_folder()
+    except RuntimeError as error:  # there is no home
+        return f"none: {error}"
+    libraries, checked = (len(list(folder.glob(pattern))) for pattern in ("kernels/*.so", "verified/*.json"))
+    return f"{folder}: {libraries} compiled libraries, {checked} files of checked GPUs (DAPE_CACHE chooses the folder)"
+
+
+def extras() -> Section:
+    lines = []
+    for extra in EXTRAS.values():
+        missing = extra.missing()
+        state = f"missing {', '.join(missing)}: pip install 'dape[{extra.name}]'" if missing else "installed"
+        lines.append((extra.name, f"{extra.purpose}. {state}"))
+    return section("Extras", lines)
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "(version unknown)"

@@ -1,0 +1,109 @@
+"""Outcomes of the self-check in a file of the user's cache, one for each kind of GPU, each set of versions and each
+state of the kernels' sources. Does not import triton until it is asked for its version."""
+
+import functools
+import hashlib
+import json
+import re
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from dape._version import __version__
+from dape.files import cache_folder, sha256, write_text
+from dape.ops.native import own_folder
+from dape.reading import Sha256, read_record, sealed
+
+FOLDER = "verified"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of the check of a class."""
+
+    ok: bool
+    words: str
+    """What was found: how near, or what was wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Everything that decides what kernels compute, beside the class of a call."""
+
+    gpu: str
+    capability: str
+    torch: str
+    triton: str
+    dape: str
+    sources: Sha256
+    """Of the kernels, of what launches them and of the check itself."""
+
+    @property
+    def file(self) -> Path:
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        name = re.sub(r"[^a-z0-9]+", "-", self.gpu.lower()).strip("-")[:60]
+        return cache_folder() / FOLDER / f"{name}-{digest}.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    machine: Machine
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    """By class."""
+
+
+def machine_of(device: torch.device) -> Machine:
+    import triton
+
+    gpu, capability = "interpreter", "none"
+    if device.type == "cuda":
+        gpu, capability = (
+            torch.cuda.get_device_name(device),
+            ".".join(map(str, torch.cuda.get_device_capability(device))),
+        )
+    return Machine(
+        gpu=gpu,
+        capability=capability,
+        torch=str(torch.__version__),
+        triton=str(triton.__version__),
+        dape=__version__,
+        sources=sources(),
+    )
+
+
+@functools.cache
+def sources() -> str:
+    """A hash of every file beside this one."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256("".join(f"{file.name} {sha256(file)}\n" for file in files).encode()).hexdigest()
+
+
+def read_outcomes(machine: Machine) -> dict[str, Outcome]:
+    """Nothing where there is no file. One that is damaged or not ours is left out, with a word; the next outcome takes
+    its place."""
+    file = machine.file
+    if not file.is_file():
+        return {}
+    try:
+        own_folder(file.parent)
+        stored = read_record(file, _Stored)
+        if stored.machine != machine:
+            raise ValueError(f"{file}: is about another GPU or other versions")
+    except (ValueError, OSError) as error:
+        message = f"outcomes of earlier checks of dape's Triton kernels are not used: {error}. Checking again"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return {}
+    return stored.outcomes
+
+
+def write_outcome(machine: Machine, name: str, outcome: Outcome) -> None:
+    """Beside those of other classes. Of two processes that write at once one wins; the other's class is checked again
+    some time. Raises OSError, or RuntimeError where there is no home."""
+    own_folder(machine.file.parent)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is damaged has been said when it was read
+        known = read_outcomes(machine)
+    content = _Stored(machine=machine, outcomes={**known, name: outcome})
+    write_text(machine.file, json.dumps(sealed(asdict(content)), indent=1) + "\n")

@@ -1,0 +1,81 @@
+"""What the self-check tells apart: calls that run the same compiled kernels. Does not import triton."""
+
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dape.positional.base import ScoreForm
+from dape.positional.grid import Grid
+
+NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeClass:
+    """The constants that kernels are compiled for (``run.Attention.constants``), and what else decides the numbers.
+
+    Lengths and the batch are not among them, as kernels are not specialised on them. Documents and given positions are
+    not either: both reach the kernels as -inf in terms per cell, which every check of such terms has.
+    """
+
+    dtype: str
+    heads: int
+    group: int
+    """Query heads that share a key head."""
+    width: int
+    values: int
+    hidden: int
+    """Units of f, 0 without f."""
+    tables: bool
+    """Position terms are tables over lags, else one entry per cell."""
+    causal: bool
+    static: bool
+    """Whether there is a static term: a bias, or what f makes of position."""
+    padding: bool
+    tf32: bool = False
+    """Whether PyTorch's own products of float32, of which f has some, are rounded."""
+
+    def __str__(self) -> str:
+        """The name in files and messages."""
+        parts = [self.dtype, f"{self.heads} heads of {self.width}"]
+        parts += [f"values of {self.values}"] if self.values != self.width else []
+        parts += [f"{self.group} to a key head"] if self.group > 1 else []
+        parts += [f"f of {self.hidden}"] if self.hidden else []
+        parts += ["lag tables" if self.tables else "bias tiles"]
+        parts += ["causal"] if self.causal else []
+        parts += [] if self.static else ["no bias"]
+        parts += ["padding"] if self.padding else []
+        return ", ".join([*parts, "tf32"] if self.tf32 else parts)
+
+
+def class_of(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, tables: bool) -> dict[str, Any]:
+    """The fields of the class of a call that :func:`why_not_triton` has nothing against: plain values, which
+    torch.compile can hand on while it traces."""
+    mixes = form.mix is not None
+    biased = form.source is not None and form.adds_bias
+    masked = not tables and (grid.causal or grid.q_document is not None)
+    return {
+        "dtype": NAMES[q.dtype],
+        # Indices: where torch.compile traces lengths as symbols, these become numbers that the graph depends on.
+        "heads": index(q.shape[1]),
+        "group": index(q.shape[1] // k.shape[1]),
+        "width": index(q.shape[3]),
+        "values": index(v.shape[3]),
+        "hidden": 0 if form.mix is None else len(form.mix.wa),
+        "tables": tables,
+        "causal": grid.causal and grid.offset is not None,
+        "static": mixes or biased or masked,
+        "padding": grid.key_padding_mask is not None,
+        "tf32": mixes and q.device.type == "cuda" and _products_are_rounded(),
+    }
+
+
+@torch.compiler.assume_constant_result  # and traced no further
+def _products_are_rounded() -> bool:
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:  # set by the newer of PyTorch's two ways
+        return getattr(torch.backends.cuda.matmul, "fp32_precision", "") == "tf32"

@@ -1,0 +1,26 @@
+"""Other builds of the C++ kernel, for tests: with other flags, or with a defect put in."""
+
+from pathlib import Path
+
+import pytest
+
+from dape.ops import native
+from dape.ops.attention.fused import library
+
+NAN_SCRATCH = "-DDAPE_NAN_SCRATCH"
+
+
+def built(*flags: str, source: Path = library.SOURCE) -> Path:
+    """The shared library with these flags too, from the cache if it is there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "FLAGS", (*native.FLAGS, *flags))
+        return native.build(source)
+
+
+def with_defect(folder: Path, right: str, wrong: str) -> Path:
+    """The source with one of its lines replaced."""
+    text = library.SOURCE.read_text()
+    assert text.count(right) == 1, f"{right!r} is not in kernel.cpp, or not once: choose another defect"
+    changed = folder / "kernel.cpp"
+    changed.write_text(text.replace(right, wrong))
+    return changed

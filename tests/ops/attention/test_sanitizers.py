@@ -1,0 +1,62 @@
+"""The C++ kernel under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer, in a program without Python
+(sanitized.cpp), and what each says of a defect that is put in. ``make sanitize`` runs this file and prints it all."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.ops.attention.kernels import with_defect
+
+from dape.ops import native
+from dape.ops.attention.fused.library import SOURCE
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="sanitizers are g++'s here")]
+
+DRIVER = Path(__file__).with_name("sanitized.cpp")
+DEFECTS = {
+    "address": (  # one number beyond the last row
+        "for (long n = 0; n < c.value_width; n++) to[n] = O[n] / total;",
+        "for (long n = 0; n <= c.value_width; n++) to[n] = O[n] / total;",
+        "heap-buffer-overflow",
+    ),
+    "undefined": (  # vectors only where they are aligned
+        "vector_size(4 * LANES), aligned(4), may_alias",
+        "vector_size(4 * LANES), may_alias",
+        "misaligned address",
+    ),
+    "thread": (  # the threads' own sums become one
+        "fold_lanes(c.hidden, c.heads, wa, g.d_wa + t * c.hidden * c.heads, 1.0f);",
+        "fold_lanes(c.hidden, c.heads, wa, g.d_wa, 1.0f);",
+        "data race",
+    ),
+}
+
+
+def run_sanitized(sanitizer: str, source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Compile the calls with the kernel in it, and run them."""
+    checked = ["-O1", "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", f'-DKERNEL="{source}"']
+    made, program = folder / "calls.o", folder / "calls"
+    # Two steps: linked with -fopenmp the program would have libgomp's threads instead of its own.
+    for command in (
+        ["g++", *native.FLAGS, *checked, "-c", str(DRIVER), "-o", str(made)],
+        ["g++", f"-fsanitize={sanitizer}", str(made), "-o", str(program), "-lpthread"],
+    ):
+        subprocess.run(command, check=True, timeout=600, capture_output=True, text=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=600)
+    print(f"{sanitizer}: exit code {done.returncode}\n{done.stdout}{done.stderr[:1500]}")
+    return done
+
+
+@pytest.mark.parametrize("sanitizer", DEFECTS)
+def test_nothing_to_report(sanitizer, tmp_path):
+    done = run_sanitized(sanitizer, SOURCE, tmp_path)
+    assert done.returncode == 0 and not done.stderr, done.stderr[:4000]
+    assert "calls, forward and backward" in done.stdout
+
+
+@pytest.mark.parametrize("sanitizer", DEFECTS)
+def test_a_defect_is_reported(sanitizer, tmp_path):
+    right, wrong, report = DEFECTS[sanitizer]
+    done = run_sanitized(sanitizer, with_defect(tmp_path, right, wrong), tmp_path)
+    assert done.returncode != 0 and report in done.stderr, done.stderr[:4000]
