@@ -93,13 +93,14 @@ def dape_step(inputs: int, outputs: int) -> Callable[[], None]:
     import torch
 
     from dape.che.config import CheConfig, Subject
-    from dape.che.learn import Trainer
+    from dape.che.learn import ChomskyTrainer
 
     task = "even_pairs" if outputs == 1 else "duplicate_string"
     subject = Subject(task=task, method="randomized-alibi", seed=0, lr=1e-4)
-    trainer = Trainer(Path(tempfile.mkdtemp()), CheConfig(), subject, torch.device("cpu"))
-    sample = trainer.task.sample(np.random.default_rng(0), BATCH, inputs)
-    return lambda: trainer.update(sample) and None
+    trainer = ChomskyTrainer(Path(tempfile.mkdtemp()), CheConfig(), subject, torch.device("cpu"))
+    learned = trainer.task
+    sample = learned.examples.sample(np.random.default_rng(0), BATCH, inputs)
+    return lambda: trainer.updater.take(learned.batch_of(trainer.model, sample, step=0), step=0) and None
 
 
 # Turns ---------------------------------------------------------------------------------------------------------------

@@ -81,9 +81,9 @@ def test_without_the_yardstick_nothing_is_verified(monkeypatch, tmp_path):
 
 
 def test_a_step_follows_the_clipped_gradient():
-    trainee = make_trainee("kerple", WORKLOAD, 9)
+    model = make_model("kerple", WORKLOAD, 9)
     # AdamW hides the length of a gradient, and turns rounding of a vanishing one into steps.
-    trainee.optimizer = torch.optim.SGD(trainee.parameters, lr=0.5)
+    trainee = Trainee(model, WORKLOAD, 9, torch.optim.SGD(model.parameters(), lr=0.5))
     with torch.no_grad():
         trainee.model.head.weight.mul_(40)
     before = [p.detach().clone() for p in trainee.parameters]

@@ -11,7 +11,7 @@ from dape.che import worker
 from dape.che.config import CheConfig, Subject
 from dape.che.encoder import encoder_for
 from dape.che.learn import (
-    Trainer,
+    ChomskyTrainer,
     as_rows,
     count_correct,
     data_hash,
@@ -85,13 +85,13 @@ def test_adam_at_a_constant_rate():
 
 @pytest.mark.parametrize("method", ["randomized-kerple", "dape-fire", "randomized-learned"])
 def test_interrupted_training_ends_with_the_same_weights(tmp_path, method):
-    whole = Trainer(tmp_path / "whole", TINY, subject(method=method), CPU)
-    assert whole.run(lambda: False)
-    first = Trainer(tmp_path / "parts", TINY, subject(method=method), CPU)
-    assert not first.run(lambda: first.step == 2)
+    whole = ChomskyTrainer(tmp_path / "whole", TINY, subject(method=method), CPU)
+    assert whole.run(stop=lambda: False)
+    first = ChomskyTrainer(tmp_path / "parts", TINY, subject(method=method), CPU)
+    assert not first.run(stop=lambda: first.step == 2)
     torch.manual_seed(99)  # nothing may depend on the state of a process
-    second = Trainer(tmp_path / "parts", TINY, subject(method=method), CPU)
-    assert second.step == 2 and second.run(lambda: False)
+    second = ChomskyTrainer(tmp_path / "parts", TINY, subject(method=method), CPU)
+    assert second.step == 2 and second.run(stop=lambda: False)
     for (name, a), b in zip(whole.model.named_parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b), name
     assert read_metrics(tmp_path / "parts") == read_metrics(tmp_path / "whole")
@@ -100,17 +100,17 @@ def test_interrupted_training_ends_with_the_same_weights(tmp_path, method):
 def test_a_task_is_learned(tmp_path):
     """Short strings are sorted without error after two hundred steps; a bug in targets or layout would show."""
     config = dataclasses.replace(TINY, width=32, steps=200, batch=64, train_length=4, dropout=0.0, lengths=(3, 4, 5))
-    trainer = Trainer(tmp_path, config, Subject(task="bucket_sort", method="sinusoidal", seed=0, lr=3e-3), CPU)
-    assert trainer.run(lambda: False)
-    assert measure_at(trainer.model, config, trainer.task, 4).accuracy > 0.95
+    trainer = ChomskyTrainer(tmp_path, config, Subject(task="bucket_sort", method="sinusoidal", seed=0, lr=3e-3), CPU)
+    assert trainer.run(stop=lambda: False)
+    assert measure_at(trainer.model, config, trainer.task.examples, 4).accuracy > 0.95
 
 
 def test_diverging_training_says_so(tmp_path):
-    trainer = Trainer(tmp_path, TINY, subject(), CPU)
+    trainer = ChomskyTrainer(tmp_path, TINY, subject(), CPU)
     with torch.no_grad():
         trainer.model.head.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match=r"the loss is nan; try a lower --lr than 0\.001"):
-        trainer.run(lambda: False)
+    with pytest.raises(ValueError, match=r"the loss is nan.*a lower --lr \(now 0\.001\)"):
+        trainer.run(stop=lambda: False)
 
 
 # Tests ---------------------------------------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ def test_worker_writes_all_rows(tmp_path):
 def test_tests_go_on_where_they_were(tmp_path, monkeypatch):
     folder = tmp_path / subject().name
     job(folder)
-    trainer = Trainer(folder, TINY, subject(), CPU)
-    trainer.run(lambda: False)
+    trainer = ChomskyTrainer(folder, TINY, subject(), CPU)
+    trainer.run(stop=lambda: False)
     with pytest.raises(SystemExit) as stopped:
         worker.test(trainer, folder, "cpu", lambda: (folder / TESTED).exists())
     assert stopped.value.code == STOPPED and not (folder / ROWS).exists()

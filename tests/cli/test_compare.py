@@ -21,9 +21,10 @@ from dape.evaluation.records import read_rows
 from dape.files import locked
 from dape.machine import usable_cores
 from dape.sweep import pool, worker
+from dape.tasks.text import TextTask
 from dape.training.checkpoint import find
-from dape.training.loop import Trainer
 from dape.training.run import read_metrics
+from dape.training.trainer import Trainer
 
 SIZES = ["--layers", "1", "--width", "16", "--heads", "2", "--train-length", "8", "--batch", "2"]
 SMALL = [*SIZES, "--steps", "4", "--log-every", "1", "--lengths", "8", "16", "--last-k", "4", "--windows", "5"]
@@ -143,7 +144,7 @@ def test_a_run_that_was_cut_off_goes_on(begun, monkeypatch, capsys):
     compare(methods="rope", seeds=1)
     whole = weights("rope-seed0")
     Path("out").rename("whole")
-    real = Trainer._take_step
+    real = Trainer.take_step
     with monkeypatch.context() as patch:
 
         def die(self):
@@ -151,7 +152,7 @@ def test_a_run_that_was_cut_off_goes_on(begun, monkeypatch, capsys):
                 raise RuntimeError("as if killed")
             return real(self)
 
-        patch.setattr(Trainer, "_take_step", die)
+        patch.setattr(Trainer, "take_step", die)
         compare("--save-every", "1", methods="rope", seeds=1, expect=1)
     assert find(Path("out/runs/rope-seed0")).name == "step-00000003"
     shown = capsys.readouterr()
@@ -162,7 +163,7 @@ def test_a_run_that_was_cut_off_goes_on(begun, monkeypatch, capsys):
         steps.append(self.step)
         return real(self)
 
-    monkeypatch.setattr(Trainer, "_take_step", count)
+    monkeypatch.setattr(Trainer, "take_step", count)
     compare(methods="rope", seeds=1)
     assert steps == [3]
     assert all(torch.equal(whole[name], weight) for name, weight in weights("rope-seed0").items())
@@ -175,7 +176,7 @@ def test_a_run_that_was_trained_but_not_measured_is_not_trained_again(begun, mon
     compare(methods="rope", seeds=1)
     Path("out/runs/rope-seed0/rows.jsonl").unlink()
     Path("out/results.jsonl").unlink()
-    monkeypatch.setattr(Trainer, "_take_step", lambda self: pytest.fail("trained again"))
+    monkeypatch.setattr(Trainer, "take_step", lambda self: pytest.fail("trained again"))
     compare(methods="rope", seeds=1)
     assert len(read_rows(Path("out/results.jsonl"))) == 2
 
@@ -184,13 +185,13 @@ def test_a_run_that_was_trained_but_not_measured_is_not_trained_again(begun, mon
 
 
 def test_one_failure_does_not_stop_the_others(begun, monkeypatch, capsys):
-    real = Trainer._loss_of
+    real = TextTask._loss_of
 
-    def diverge(self, tokens, encodings):
-        return real(self, tokens, encodings) * (float("nan") if self.config.model.encoding == "rope" else 1)
+    def diverge(self, model, tokens, drawn):
+        return real(self, model, tokens, drawn) * (float("nan") if model.config.encoding == "rope" else 1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_loss_of", diverge)
+        patch.setattr(TextTask, "_loss_of", diverge)
         compare(methods="rope kerple", expect=1)
     shown = capsys.readouterr()
     assert "rope-seed0 failed, exit code 1: NonFiniteLossError: step 1: the loss is nan" in shown.err
@@ -203,7 +204,7 @@ def test_one_failure_does_not_stop_the_others(begun, monkeypatch, capsys):
 
 
 def test_nothing_but_failures(begun, monkeypatch, capsys):
-    monkeypatch.setattr(Trainer, "_take_step", lambda self: 1 / 0)
+    monkeypatch.setattr(Trainer, "take_step", lambda self: 1 / 0)
     compare(methods="rope", seeds=1, expect=1)
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert not Path("out/table.md").exists()

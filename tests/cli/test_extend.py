@@ -151,17 +151,17 @@ def test_stopped_and_gone_on(monkeypatch):
     extend("--out", "whole")
     real = Tuner.take_step
 
-    def stopping(self: Tuner) -> float:
+    def stopping(self: Tuner):
         if self.step == 2:
             monkeypatch.setattr(Tuner, "take_step", real)
             raise KeyboardInterrupt
-        loss = real(self)
+        done = real(self)
         self.save()
-        return loss
+        return done
 
     monkeypatch.setattr(Tuner, "take_step", stopping)
     extend(expect=130)
-    assert json.loads(Path("out/tuning/tuning.json").read_text())["step"] == 2
+    assert [path.name for path in Path("out/tuning/checkpoints").iterdir()] == ["step-00000002"]
     extend()
     one, other = (Path(folder, "adapter/adapter.safetensors").read_bytes() for folder in ("whole", "out"))
     assert one == other
@@ -174,27 +174,6 @@ def test_dropout_of_the_model_goes_on_too(monkeypatch):
     )
     transformers.GPT2LMHeadModel(config).save_pretrained("model")
     test_stopped_and_gone_on(monkeypatch)
-
-
-def test_killed_between_two_files(monkeypatch):
-    """The weights know their step."""
-    extend("--out", "whole")
-    monkeypatch.setattr("dape.hf.tune.SAVE_SECONDS", 0.0)
-    real = Tuner.save
-
-    def killed(self: Tuner) -> None:
-        before = state.read_text() if (state := Path("out/tuning/tuning.json")).is_file() else ""
-        real(self)
-        if self.step == 2:
-            state.write_text(before)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Tuner, "save", killed)
-    extend(expect=130)
-    monkeypatch.setattr(Tuner, "save", real)
-    extend()
-    one, other = (Path(folder, "adapter/adapter.safetensors").read_bytes() for folder in ("whole", "out"))
-    assert one == other
 
 
 def test_yarn_under_the_adapter_reaches_as_far_as_is_measured():
@@ -409,14 +388,14 @@ def test_damaged_results(file, words, capsys):
     assert words in told and "delete" in told
 
 
-@pytest.mark.parametrize("file", ["tuning.safetensors", "tuning.json"])
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "checkpoint.json"])
 def test_damaged_training(file, capsys, monkeypatch):
     monkeypatch.setattr("dape.training.interrupt.Interruption.__call__", lambda self: True)
     extend(expect=130)
-    path = Path("out/tuning", file)
-    path.write_bytes(path.read_bytes()[:20])
-    extend(expect=2)
-    assert "is damaged" in capsys.readouterr().err
+    path = Path("out/tuning/checkpoints/step-00000000", file)
+    path.write_bytes(path.read_bytes()[:5])
+    extend(expect=1)
+    assert f"{path}: " in capsys.readouterr().err
 
 
 def test_without_the_extra(capsys, monkeypatch):

@@ -5,6 +5,7 @@ import math
 import random
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from safetensors.torch import load_file
 
 from dape.cli import main
 from dape.files import locked
+from dape.tasks.base import Loss
+from dape.tasks.text import TextTask
 from dape.training import tensors
 from dape.training.checkpoint import find
-from dape.training.loop import Trainer
+from dape.training.trainer import Trainer
 
 SIZES = ["--layers", "1", "--width", "16", "--heads", "2", "--train-length", "8"]
 TINY = [*SIZES, "--batch", "2", "--steps", "4", "--log-every", "1", "--threads", "1"]
@@ -92,8 +95,8 @@ def test_the_folder_can_be_moved_and_continued(capsys, monkeypatch, tmp_path):
     """Killed, as the process was, before step 3; then moved together with the text."""
     train("--out", "whole")
     with monkeypatch.context() as patch:
-        real = Trainer._take_step
-        patch.setattr(Trainer, "_take_step", lambda self: real(self) if self.step < 2 else pytest.fail("killed"))
+        real = Trainer.take_step
+        patch.setattr(Trainer, "take_step", lambda self: real(self) if self.step < 2 else pytest.fail("killed"))
         with pytest.raises(pytest.fail.Exception):
             train("--out", "a", "--save-every", "1")
     (tmp_path / "new place").mkdir()
@@ -269,12 +272,13 @@ def test_another_number_of_threads_is_mentioned(capsys):
 
 
 def test_divergence(capsys, monkeypatch, tmp_path):
-    real = Trainer._loss_of
+    real = TextTask.batch
 
-    def diverge(self, tokens, encodings):
-        return real(self, tokens, encodings) * (math.nan if self.step == 3 else 1)
+    def diverge(self, model, step):
+        batch = real(self, model, step)
+        return replace(batch, loss=lambda part: Loss(batch.loss(part).mean * (math.nan if step == 3 else 1), 1))
 
-    monkeypatch.setattr(Trainer, "_loss_of", diverge)
+    monkeypatch.setattr(TextTask, "batch", diverge)
     train("--out", "a", "--save-every", "2", "--clip", "0", expect=1)
     shown = capsys.readouterr().err
     for words in ("step 4: the loss is nan (batch 3 of seed 0, which begins '", "The last checkpoint is step-00000002.",

@@ -20,7 +20,7 @@ from typing import Any
 
 OFTEN = Path(__file__).with_name("often")
 PRELOADED = shlex.split("""
-    dape.cli dape.cli.reproduce_runs dape.data.corpora dape.data.job dape.training.loop dape.sweep.worker
+    dape.cli dape.cli.reproduce_runs dape.data.corpora dape.data.job dape.training.language_model dape.sweep.worker
     dape.che.learn dape.che.worker dape.evaluation.probe.worker dape.evaluation.probe.report
     dape.study.worker dape.study.tasks dape.hf.tune dape.hf.convert dape.reproduce.judge
     dape.report.study dape.report.chomsky dape.report.bias_maps dape.report.reproduction

@@ -51,7 +51,7 @@ WORK = [
     "dape.hf.harness.run.measure",
     "dape.models.generate.generate",
     "dape.sweep.pool.run_tasks",
-    "dape.training.loop.Trainer.run",
+    "dape.training.trainer.Trainer.run",
 ]
 """Where planning ends. What is not here is quick enough to be done."""
 

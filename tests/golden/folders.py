@@ -9,11 +9,11 @@ import json
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +21,8 @@ from typing import Any
 
 HERE = Path(__file__).parent / "folders"
 ENDS = HERE / "ends.json"
+ROOT = Path("/tmp/dape-golden-slriryfz")
+"""Folders know the paths of their inputs, so they go on only where they were begun."""
 MODEL = "--layers 1 --width 16 --heads 2"
 LANGUAGE = f"{MODEL} --train-length 8 --batch 4 --log-every 1 --data ../text.txt"
 COMMANDS = {
@@ -49,6 +51,7 @@ def make_inputs(folder: Path) -> None:
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(1, 9))) for _ in range(200)]
     (folder / "text.txt").write_text(" ".join(draw.choices(words, k=4000)))
+    os.utime(folder / "text.txt", (0, 0))  # data know when their source was changed; an archive keeps whole seconds
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=257, max_position_embeddings=16, **sizes)).save_pretrained(folder / "llama")
@@ -92,22 +95,22 @@ def _record(name: str, folder: Path) -> list[dict[str, Any]]:
 
 def _half_way(out: Path) -> bool:
     logged = [path.read_text().count("\n") for path in out.rglob("metrics.jsonl")]
-    return max(logged, default=0) >= 2 or (out / "before.jsonl").exists()
+    return max(logged, default=0) >= 2 or (out / "untuned.jsonl").exists()
 
 
 def main(names: Sequence[str]) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     HERE.mkdir(exist_ok=True)
     found = json.loads(ENDS.read_text()) if ENDS.exists() else {}
-    with tempfile.TemporaryDirectory(prefix="dape-golden-") as temporary:
-        folder = Path(temporary)
-        make_inputs(folder)
-        with tarfile.open(HERE / "inputs.tar.xz", "w:xz") as archive:
-            for name in ("text.txt", "llama"):
-                archive.add(folder / name, name)
-        for name in names or COMMANDS:
-            found[name] = _record(name, folder)
-            ENDS.write_text(json.dumps(found, indent=1) + "\n")
+    ROOT.mkdir()
+    make_inputs(ROOT)
+    with tarfile.open(HERE / "inputs.tar.xz", "w:xz") as archive:
+        for name in ("text.txt", "llama"):
+            archive.add(ROOT / name, name)
+    for name in names or COMMANDS:
+        found[name] = _record(name, ROOT)
+        ENDS.write_text(json.dumps(found, indent=1) + "\n")
+    shutil.rmtree(ROOT)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 from dape.cli import main  # noqa: E402
 from dape.errors import UsageError  # noqa: E402
+from dape.evaluation.probe import learn  # noqa: E402
 from dape.evaluation.probe.mqar import Sequences  # noqa: E402
 from dape.evaluation.records import Row, read_rows  # noqa: E402
 from dape.hf.hosts import scale_rotation  # noqa: E402
@@ -220,10 +221,12 @@ def test_recall_lessons_are_for_answers_alone():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "Scorer", lambda model: model)
-        patch.setattr(tasks, "answer_logits", logits)
+        patch.setattr(learn, "answer_logits", logits)
         for scratch in (True, False):
-            losses = [task.lessons(tuning, from_scratch=scratch).loss(Model(), step).item() for step in range(10)]
-            assert max(losses) < 1e-6
+            learned = task.lessons(tuning, from_scratch=scratch)
+            losses = [learned.batch(Model(), step).loss(0) for step in range(10)]
+            assert max(loss.mean.item() for loss in losses) < 1e-6
+            assert all(loss.right == loss.answers == loss.count > 0 for loss in losses)
     first, then = ([batch.tokens.shape[1] for batch in part] for part in (seen[:10], seen[10:]))
     assert max(first[:3]) < 30 and max(then[:10]) > 30 and first != then
 

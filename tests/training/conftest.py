@@ -12,7 +12,7 @@ from dape.data.corpora import open_data
 from dape.data.store import Corpus
 from dape.models.config import DecoderConfig
 from dape.training.config import TrainConfig
-from dape.training.loop import Trainer
+from dape.training.language_model import LanguageModelTrainer
 from dape.training.run import RunConfig
 
 TINY = {"layers": 2, "width": 16, "heads": 2, "encoding": "rope", "train_length": 8, "steps": 6, "batch": 4}
@@ -48,13 +48,13 @@ def run_config(**settings: Any) -> RunConfig:
 
 
 @pytest.fixture
-def make_trainer(tmp_path, corpus) -> Callable[..., Trainer]:
+def make_trainer(tmp_path, corpus) -> Callable[..., LanguageModelTrainer]:
     """A trainer of a tiny model in a folder of ``tmp_path``; keyword arguments are settings of either section."""
 
-    def make(folder: str = "run", corpus: Corpus = corpus, **settings: Any) -> Trainer:
+    def make(folder: str = "run", corpus: Corpus = corpus, **settings: Any) -> LanguageModelTrainer:
         path = tmp_path / folder
         path.mkdir(exist_ok=True)
-        return Trainer(path, run_config(**settings), corpus, device=torch.device("cpu"), trackers=[])
+        return LanguageModelTrainer(path, run_config(**settings), corpus, device=torch.device("cpu"))
 
     return make
 
@@ -63,7 +63,7 @@ def make_trainer(tmp_path, corpus) -> Callable[..., Trainer]:
 def train() -> Callable[..., bool]:
     """Run a trainer to its end, or until it has taken some steps; whether it reached the end."""
 
-    def run(trainer: Trainer, steps: int | None = None) -> bool:
+    def run(trainer: LanguageModelTrainer, steps: int | None = None) -> bool:
         last = trainer.step + steps if steps is not None else None
         return trainer.run(watch=lambda progress: None, stop=lambda: trainer.step == last)
 

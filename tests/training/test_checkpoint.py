@@ -17,7 +17,7 @@ from dape.errors import UsageError
 from dape.reading import sealed
 from dape.training import checkpoint, tensors
 from dape.training.checkpoint import check_continues, checkpoints, describe, find, load_model, prune, restore_optimizer
-from dape.training.loop import Trainer
+from dape.training.language_model import LanguageModelTrainer
 from dape.training.optim import make_optimizer
 
 FILES = ["checkpoint.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json"]
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def trainer(make_trainer, train) -> Trainer:
+def trainer(make_trainer, train) -> LanguageModelTrainer:
     """Stopped and saved after three of six steps."""
     trainer = make_trainer(encoding="dape-kerple", save_every=0)
     assert not train(trainer, 3)

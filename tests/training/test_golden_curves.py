@@ -16,6 +16,7 @@ import torch
 
 from dape.data.corpora import open_data
 from dape.data.store import Corpus
+from dape.training.trainer import Trainer
 
 CURVES = Path(__file__).parents[1] / "golden" / "curves.json"
 STEPS = 20
@@ -35,29 +36,21 @@ def words(folder: Path) -> Corpus:
 def language_model(folder: Path, encoding: str, **settings: object) -> list[float]:
     from dape.models.config import DecoderConfig
     from dape.training.config import TrainConfig
-    from dape.training.loop import Trainer
+    from dape.training.language_model import LanguageModelTrainer
     from dape.training.run import RunConfig
 
     model = DecoderConfig(layers=2, width=16, heads=2, encoding=encoding, train_length=16)
     train = TrainConfig(steps=STEPS, batch=4, **settings)
     config = RunConfig(model=model, train=train, data="words", threads=1)
-    trainer = Trainer(folder, config, words(folder), device=CPU, trackers=[])
-    losses: list[float] = []
-    trainer.run(watch=lambda progress: losses.append(progress.loss), stop=lambda: False)
-    return losses
+    return curve_of(LanguageModelTrainer(folder, config, words(folder), device=CPU))
 
 
 def chomsky(folder: Path, task: str, method: str) -> list[float]:
     from dape.che.config import CheConfig, Subject
-    from dape.che.learn import Trainer, training_batch
+    from dape.che.learn import ChomskyTrainer
 
     config = CheConfig(scale="custom", width=16, layers=2, heads=2, hidden=4, steps=STEPS, batch=8, lengths=(20, 41))
-    trainer = Trainer(folder, config, Subject(task=task, method=method, seed=1, lr=1e-3), CPU)
-    losses = []
-    for step in range(STEPS):
-        losses.append(trainer.update(training_batch(config, trainer.task, seed=1, step=step))[0])
-        trainer.step += 1
-    return losses
+    return curve_of(ChomskyTrainer(folder, config, Subject(task=task, method=method, seed=1, lr=1e-3), CPU))
 
 
 def recall(folder: Path, method: str) -> list[float]:
@@ -65,20 +58,19 @@ def recall(folder: Path, method: str) -> list[float]:
     from dape.evaluation.probe.learn import RecallTrainer
 
     config = RecallConfig(layers=1, width=16, heads=2, steps=STEPS, batch=4, train_length=48, lengths=(48, 96))
-    trainer = RecallTrainer(folder, config, method=method, seed=2, device=CPU)
-    return [trainer._take_step()["loss"] for _ in range(STEPS)]
+    return curve_of(RecallTrainer(folder, config, method=method, seed=2, device=CPU))
 
 
 def adapter(folder: Path, method: str) -> list[float]:
     from dape.hf.adapter import extend
-    from dape.hf.tune import TextLessons, Tuner, Tuning
+    from dape.hf.tune import HostTextTask, Tuner, Tuning
 
     corpus = words(folder)
     model = _llama(corpus.tokenizer.vocabulary)
     torch.manual_seed(5)
     extend(model, method)
     tuning = Tuning(length=24, steps=STEPS, batch=2, seed=3)
-    return _tuned(Tuner(model, TextLessons(corpus, tuning), tuning, folder / "tuning"))
+    return curve_of(Tuner(model, HostTextTask(corpus, tuning), tuning, folder / "tuning"))
 
 
 def study(folder: Path, task: str) -> list[float]:
@@ -91,7 +83,7 @@ def study(folder: Path, task: str) -> list[float]:
     model = _llama(learned.vocabulary)
     learned.begin(model)
     tuning = Tuning(length=48, steps=STEPS, batch=2, seed=4, weight_decay=0.1)
-    return _tuned(Tuner(model, learned.lessons(tuning, from_scratch=True), tuning, folder / "tuning"))
+    return curve_of(Tuner(model, learned.lessons(tuning, from_scratch=True), tuning, folder / "tuning"))
 
 
 def _llama(vocabulary: int):
@@ -102,9 +94,9 @@ def _llama(vocabulary: int):
     return transformers.LlamaForCausalLM(config)
 
 
-def _tuned(tuner) -> list[float]:
+def curve_of(trainer: Trainer) -> list[float]:
     losses: list[float] = []
-    tuner.run(watch=lambda step, loss: losses.append(loss), stop=lambda: False)
+    trainer.run(watch=lambda progress: losses.append(progress.loss), stop=lambda: False)
     return losses
 
 

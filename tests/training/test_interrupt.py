@@ -80,14 +80,14 @@ def test_ignored_signals_stay_ignored(number):
 
 def test_a_signal_during_a_step_lets_it_finish_and_saves_it(make_trainer, monkeypatch):
     trainer = make_trainer(save_every=0)
-    real = trainer.loss_of
+    real = trainer.task.loss_of
 
     def loss_of(*args):
         if trainer.step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(*args)
 
-    trainer.loss_of = loss_of
+    trainer.task.loss_of = loss_of
     with Interruption() as stop:
         assert trainer.run(watch=lambda progress: None, stop=stop) is False
     assert trainer.step == 3 and stop.exit_code == 143

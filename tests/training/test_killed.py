@@ -33,15 +33,15 @@ os.dup2(log, 2)
 from dape.cli import main
 sys.exit(main({argv!r}))
 """
-PRELOADED = ["dape.cli", "dape.data.corpora", "dape.training.loop", "rich.progress", "torch._dynamo"]
+PRELOADED = ["dape.cli", "dape.data.corpora", "dape.training.language_model", "rich.progress", "torch._dynamo"]
 # A step of its own for every signal to hit: each takes a little longer.
 SLOW_STEPS = """
-from dape.training.loop import Trainer
-taken = Trainer._take_step
+from dape.training.trainer import Trainer
+taken = Trainer.take_step
 def slowly(self):
     time.sleep({seconds})
     return taken(self)
-Trainer._take_step = slowly
+Trainer.take_step = slowly
 """
 SLOW_SAVES = """
 from dape.training import checkpoint

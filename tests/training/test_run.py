@@ -71,7 +71,8 @@ def test_settings_of_something_else(tmp_path, text, words):
 OTHER_TRAIN = {
     "steps": 7, "batch": 2, "accumulate": 2, "lr": 1e-4, "final_lr_share": 0.5, "warmup_share": 0.5, "beta1": 0.5,
     "beta2": 0.5, "eps": 1e-3, "weight_decay": 0.2, "decay_positions": False, "clip": 2.0, "precision": "bf16",
-    "compile": True, "seed": 1, "log_every": 3, "validate_every": 3, "save_every": 3, "keep": 5,
+    "compile": True, "seed": 1, "log_every": 3, "validate_every": 3, "save_every": 3, "save_seconds": 9.0,
+    "keep": 5,
 }  # fmt: skip
 OTHER_MODEL = {
     "layers": 2, "width": 64, "heads": 4, "encoding": "rope", "encoding_options": {"hidden": 6}, "train_length": 9,
@@ -83,7 +84,7 @@ def test_every_setting_is_thought_of():
     """A new setting must be added above, with the decision whether a run may be continued with another value."""
     assert set(OTHER_TRAIN) == set(TrainConfig.__dataclass_fields__)
     assert set(OTHER_MODEL) == set(DecoderConfig.__dataclass_fields__)
-    assert sorted(FREE_TO_CHANGE) == ["keep", "log_every", "save_every", "validate_every"]
+    assert sorted(FREE_TO_CHANGE) == ["keep", "log_every", "save_every", "save_seconds", "validate_every"]
 
 
 @pytest.mark.parametrize("name", [*OTHER_TRAIN, *OTHER_MODEL])

@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,20 +148,22 @@ def measure_case(config: CheBench, task: str, length: int, method: str) -> CheRo
     import torch
 
     from dape.che.encoder import total_length
-    from dape.che.learn import Trainer
+    from dape.che.learn import ChomskyTrainer
 
     settings = CheConfig(width=config.width, layers=config.layers, heads=config.heads, batch=config.batch)
     generator = np.random.default_rng(0)
     subject = Subject(task=task, method=method, seed=0, lr=1e-4)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(Path(folder), settings, subject, torch.device("cpu"))
-        sample = trainer.task.sample(generator, config.batch, length)
-        drawing = _median(lambda: trainer.task.sample(generator, config.batch, length), DRAWS, config.warm_up)
-        step = _median(lambda: trainer.update(sample), config.repeats, config.warm_up)
+        trainer = ChomskyTrainer(Path(folder), settings, subject, torch.device("cpu"))
+        learned, model, examples = trainer.task, trainer.model, trainer.task.examples
+        sample = examples.sample(generator, config.batch, length)
+        drawing = _median(lambda: examples.sample(generator, config.batch, length), DRAWS, config.warm_up)
+        update = partial(trainer.updater.take, step=0)
+        step = _median(lambda: update(learned.batch_of(model, sample, step=0)), config.repeats, config.warm_up)
     return CheRow(
         task=task,
         length=length,
-        tokens=total_length(settings, trainer.task, length),
+        tokens=total_length(settings, examples, length),
         method=method,
         draw_ms=1e3 * drawing,
         samples_per_second=config.batch / drawing,

@@ -14,8 +14,13 @@ from dape.bench.plain_gpt import PlainGPT
 from dape.bench.train_records import PLAIN_GPT
 from dape.models.config import DecoderConfig
 from dape.models.decoder import DecoderLM
+from dape.tasks.base import Batch, Loss
+from dape.training.config import Precision, TrainConfig
+from dape.training.update import Updater
 
 CLIP_NORM = 1.0
+PRECISIONS: dict[str, Precision] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""Torch's names, and those of our settings."""
 LEARNING_RATE = 1e-4
 
 
@@ -44,6 +49,8 @@ class Trainee:
         self.call: Callable[..., Any] = torch.compile(self.model) if workload.compile else self.model
         self.parameters = list(self.model.parameters())
         self.optimizer = adamw(self.parameters) if optimizer is None else optimizer
+        config = TrainConfig(clip=CLIP_NORM, precision=PRECISIONS[workload.precision], seed=workload.seed)
+        self.updater = Updater(self.model, config, self.optimizer)
         self.inputs, self.targets = make_batch(workload, length)
         self.workload = workload
 
@@ -52,7 +59,7 @@ class Trainee:
         return sum(parameter.numel() for parameter in self.parameters)
 
     def loss(self) -> Float[Tensor, ""]:
-        with self._mixed_precision():
+        with self.updater.autocast():
             logits = self.call(self.inputs)
             return F.cross_entropy(logits.flatten(0, 1).float(), self.targets.flatten())
 
@@ -67,19 +74,9 @@ class Trainee:
         self._wait()
 
     def step(self) -> None:
-        self.loss().backward()
-        nn.utils.clip_grad_norm_(self.parameters, CLIP_NORM)
-        self.optimizer.step()
-        if isinstance(self.model, DecoderLM):
-            self.model.project_()
-        self.optimizer.zero_grad(set_to_none=True)
+        targets = self.targets.numel()
+        self.updater.take(Batch(loss=lambda part: Loss(self.loss(), targets), count=targets), step=0)
         self._wait()
-
-    def _mixed_precision(self) -> contextlib.AbstractContextManager[object]:
-        """Half precision where autocast thinks it safe; weights, gradients and optimizer stay in float32."""
-        if self.workload.precision == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(torch.device(self.workload.device).type, getattr(torch, self.workload.precision))
 
     def _wait(self) -> None:
         if torch.device(self.workload.device).type == "cuda":

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import nn
 
 from dape.che.config import CheConfig, Subject
 from dape.che.encoder import Encoder, encoder_for, total_length
@@ -14,7 +13,9 @@ from dape.che.learn import GROUP, mean_loss, seeded, train_config, training_batc
 from dape.che.tasks.base import Task
 from dape.che.tasks.catalogue import load
 from dape.errors import UsageError
+from dape.tasks.base import Batch, Loss
 from dape.training.optim import make_optimizer
+from dape.training.update import Updater
 
 START_SECONDS = 4.0
 """Until a child process has loaded torch and built its model."""
@@ -53,10 +54,11 @@ def time_method(config: CheConfig, method: str) -> Speed:
     """Three steps of different lengths, each the quicker of two attempts, and as many tests."""
     subject = Subject(task="bucket_sort", method=method, seed=0, lr=1e-3)
     model = encoder_for(config, load(subject.task), method)
-    optimizer = make_optimizer(model, train_config(config, subject))
+    training = train_config(config, subject)
+    updater = Updater(model, training, make_optimizer(model, training))
 
     def train(tokens: int) -> float:
-        return min(_train_seconds(model, optimizer, config, tokens) for _ in range(2))
+        return min(_train_seconds(model, updater, config, tokens) for _ in range(2))
 
     def test(tokens: int, batch: int) -> float:
         return min(_test_seconds(model, tokens, batch) for _ in range(2)) / batch
@@ -72,19 +74,18 @@ def _fit(fixed: float, short: tuple[int, float], long: tuple[int, float]) -> tup
     return fixed, max(0.0, cost_b - square * b), square
 
 
-def _train_seconds(model: Encoder, optimizer: torch.optim.Optimizer, config: CheConfig, tokens: int) -> float:
+def _train_seconds(model: Encoder, updater: Updater, config: CheConfig, tokens: int) -> float:
     """A whole step, drawing of examples included, on tokens that mean nothing."""
     ids = torch.zeros(config.batch, tokens, dtype=torch.long)
     begin = time.perf_counter()
     training_batch(config, load("bucket_sort"), seed=0, step=0)
     outputs = max(1, tokens // 2)
-    encodings = model.drawn_encodings(tokens, seeded(0))
-    logits = model(ids, outputs, encodings=encodings, noise=seeded(0))
-    mean_loss(logits, ids[:, :outputs]).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    model.project_()
+
+    def loss(part: int) -> Loss:
+        logits = model(ids, outputs, encodings=model.drawn_encodings(tokens, seeded(0)), noise=seeded(0))
+        return Loss(mean_loss(logits, ids[:, :outputs]), 1)
+
+    updater.take(Batch(loss=loss, count=1), step=0)
     return time.perf_counter() - begin
 
 

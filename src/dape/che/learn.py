@@ -6,9 +6,7 @@ length: a run that was stopped goes on to the numbers it would have had.
 
 import hashlib
 import json
-import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +18,14 @@ from torch import Tensor, nn
 
 from dape.che.config import CheConfig, Subject
 from dape.che.encoder import Encoder, encoder_for, model_input, total_length
-from dape.che.parts import SideBySide, parts_of
 from dape.che.tasks.base import Sample, Task
 from dape.che.tasks.catalogue import load
 from dape.evaluation.records import Row
-from dape.files import write_text
 from dape.positional.base import PositionalEncoding
-from dape.training import checkpoint
-from dape.training.checkpoint import CHECKPOINTS, Description
+from dape.tasks.base import Batch, Loss
 from dape.training.config import TrainConfig
-from dape.training.optim import make_optimizer
-from dape.training.run import Metrics
+from dape.training.side_by_side import parts_of
+from dape.training.trainer import Trainer
 
 PROTOCOL = "che"
 TRAIN, TEST = 0, 1
@@ -38,7 +33,6 @@ GROUP = 64
 """Test examples that share one draw of randomised positions."""
 TOKENS_AT_ONCE = 1 << 14
 """In tests: keeps the largest arrays of the paper's model below 100 MB each."""
-LOG_EVERY, SAVE_SECONDS = 50, 120.0
 
 
 def train_config(config: CheConfig, subject: Subject) -> TrainConfig:
@@ -52,6 +46,10 @@ def train_config(config: CheConfig, subject: Subject) -> TrainConfig:
         beta2=0.999,
         weight_decay=0.0,
         seed=subject.seed,
+        log_every=50,
+        save_every=0,
+        save_seconds=120.0,
+        keep=1,
     )
 
 
@@ -85,101 +83,56 @@ def count_correct(logits: Float[Tensor, "b o c"], sample: Sample) -> tuple[int, 
 # Training ------------------------------------------------------------------------------------------------------------
 
 
-class Trainer:
+class ChomskyTask:
+    """Examples of one of the benchmark's tasks."""
+
+    tokens = None
+
+    def __init__(self, config: CheConfig, subject: Subject) -> None:
+        self.config, self.subject = config, subject
+        self.examples = load(subject.task, config.compat)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"name": PROTOCOL, "task": self.subject.task, **asdict(self.config)}
+
+    def batch(self, model: nn.Module, step: int) -> Batch:
+        sample = training_batch(self.config, self.examples, seed=self.subject.seed, step=step)
+        return self.batch_of(model, sample, step)
+
+    def batch_of(self, model: Any, sample: Sample, step: int) -> Batch:
+        """In parts, which the CPU takes side by side. Dropout is drawn for each of them."""
+        device, numbers = model.embedding.weight.device, (TRAIN, self.subject.seed, step)
+        tokens, outputs = as_tokens(sample, self.config, self.examples, device)
+        targets = torch.from_numpy(sample.targets).to(device)
+        encodings = model.drawn_encodings(tokens.shape[1], seeded(*numbers, 1))
+        parts = [slice(0, len(tokens))]
+        if device.type == "cpu":
+            parts = parts_of(len(tokens), tokens.shape[1] * self.config.width)
+
+        def loss(index: int) -> Loss:
+            part, noise = parts[index], seeded(*numbers, 2, index, device=device)
+            logits = model(tokens[part], outputs, encodings=encodings, noise=noise)
+            counted = Sample(sample.inputs[part], sample.targets[part], sample.mask[part])
+            return Loss(mean_loss(logits, targets[part]), targets[part].numel(), *count_correct(logits, counted))
+
+        return Batch(loss=loss, count=targets.numel(), parts=len(parts), side_by_side=True)
+
+    def validate(self, model: nn.Module) -> float | None:
+        return None
+
+
+class ChomskyTrainer(Trainer):
     """One run, in its folder. Building it creates the model, or restores it from the last checkpoint."""
 
+    model: Encoder
+    task: ChomskyTask
+
     def __init__(self, folder: Path, config: CheConfig, subject: Subject, device: torch.device) -> None:
-        self.folder, self.config, self.subject, self.device = folder, config, subject, device
-        self.task = load(subject.task, config.compat)
-        self.train = train_config(config, subject)
+        task = ChomskyTask(config, subject)
         torch.manual_seed(subject.seed)
-        self.model = encoder_for(config, self.task, subject.method).to(device)
-        self.optimizer = make_optimizer(self.model, self.train)
-        self.side_by_side = SideBySide()
-        self.step = 0
-        self._resume()
-        folder.mkdir(parents=True, exist_ok=True)
-        self.metrics = Metrics(folder, after_step=self.step)
-
-    def _resume(self) -> None:
-        saved = checkpoint.resume(self.folder / CHECKPOINTS, self.model, self.optimizer, self._description())
-        self.step = saved.step if saved else 0
-
-    def _description(self) -> Description:
-        data = {"name": PROTOCOL, "task": self.subject.task, **asdict(self.config)}
-        return Description(step=self.step, model=self.model.shape, train=self.train, data=data)
-
-    def save(self) -> None:
-        folder = self.folder / CHECKPOINTS
-        checkpoint.save(folder, self._description(), self.model, self.optimizer, Symbols(self.subject.task, self.task))
-        checkpoint.prune(folder, 1)
-
-    def run(self, stop: Callable[[], bool]) -> bool:
-        """Train to the end, or until ``stop()``; either way the last step is saved. True if the end was reached."""
-        saved = time.monotonic()
-        while self.step < self.train.steps and not stop():
-            line = self.take_step()
-            if self.step % LOG_EVERY == 0 or self.step in (1, self.train.steps):
-                self.metrics.add(line)
-            if time.monotonic() - saved > SAVE_SECONDS:
-                self.save()
-                saved = time.monotonic()
-        self.save()
-        return self.step == self.train.steps
-
-    def take_step(self) -> dict[str, Any]:
-        """What there is to log, on the steps that are logged."""
-        sample = training_batch(self.config, self.task, seed=self.subject.seed, step=self.step)
-        loss, logits = self.update(sample)
-        self.step += 1
-        if self.step % LOG_EVERY and self.step not in (1, self.train.steps):
-            return {}
-        right, counted = count_correct(logits, sample)
-        return {"step": self.step, "loss": loss, "accuracy": right / counted}
-
-    def update(self, sample: Sample) -> tuple[float, Tensor]:
-        """Forward, backward, Adam; the loss and the logits before."""
-        loss, logits, gradients = self.gradients(sample)
-        if not math.isfinite(loss):
-            raise ValueError(f"step {self.step + 1}: the loss is {loss}; try a lower --lr than {self.train.lr:g}")
-        for parameter, gradient in gradients.items():
-            parameter.grad = gradient
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.model.project_()
-        return loss, logits
-
-    def gradients(self, sample: Sample) -> tuple[float, Tensor, dict[nn.Parameter, Tensor]]:
-        """Loss, logits and gradients of a step, computed in parts, which the CPU takes side by side."""
-        numbers = (TRAIN, self.subject.seed, self.step)
-        tokens, outputs = as_tokens(sample, self.config, self.task, self.device)
-        targets = torch.from_numpy(sample.targets).to(self.device)
-        encodings = self.model.drawn_encodings(tokens.shape[1], seeded(*numbers, 1))
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        batch = len(tokens)
-        parts = [slice(0, batch)]
-        if self.device.type == "cpu":
-            parts = parts_of(batch, tokens.shape[1] * self.config.width)
-
-        def work(index: int) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
-            part, noise = parts[index], seeded(*numbers, 2, index, device=self.device)
-            logits = self.model(tokens[part], outputs, encodings=encodings, noise=noise)
-            loss = mean_loss(logits, targets[part]) * (len(logits) / batch)
-            return loss.detach(), logits.detach(), torch.autograd.grad(loss, parameters, allow_unused=True)
-
-        losses, logits, found = zip(*self.side_by_side(work, len(parts)), strict=True)
-        sums = {p: _sum(each) for p, each in zip(parameters, zip(*found, strict=True), strict=True)}
-        return torch.stack(losses).sum().item(), torch.cat(logits), {p: g for p, g in sums.items() if g is not None}
-
-
-def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
-    """In order, in place; None where the parameter had no part in the result."""
-    first, *others = gradients
-    for other in others:
-        if first is not None and other is not None:
-            first += other
-    return first
+        model = encoder_for(config, task.examples, subject.method).to(device)
+        super().__init__(model, task, train_config(config, subject), folder, described=model.shape)
 
 
 def as_tokens(sample: Sample, config: CheConfig, task: Task, device: torch.device) -> tuple[Tensor, int]:
@@ -272,27 +225,3 @@ def data_hash(config: CheConfig, task: str) -> str:
     """Of what defines the test examples."""
     facts = [PROTOCOL, 1, task, config.samples, config.computation, config.compat]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-class Symbols:
-    """The tokens of a task in writing, as far as a checkpoint needs them."""
-
-    def __init__(self, name: str, task: Task) -> None:
-        self.name, self.inputs, self.outputs = f"{PROTOCOL}:{name}", task.inputs, task.outputs
-        self.vocabulary, self.eod = len(task.inputs) + 1, len(task.inputs)
-        self.fingerprint = hashlib.sha256(self._text().encode()).hexdigest()
-
-    def _text(self) -> str:
-        return json.dumps({"type": self.name, "inputs": self.inputs, "outputs": self.outputs}) + "\n"
-
-    def encode(self, text: str) -> np.ndarray:
-        return np.array([self.inputs.index(word) for word in text.split()], dtype=np.int64)
-
-    def encode_many(self, texts: Any) -> list[np.ndarray]:
-        return [self.encode(text) for text in texts]
-
-    def decode(self, ids: Any) -> str:
-        return " ".join("_" if i >= len(self.inputs) else self.inputs[i] for i in ids)
-
-    def save(self, folder: Path) -> None:
-        write_text(Path(folder) / "tokenizer.json", self._text())

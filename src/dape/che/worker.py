@@ -40,13 +40,13 @@ def main(folder: Path) -> int:
 def _work(folder: Path, stop: Callable[[], bool]) -> int:
     import torch
 
-    from dape.che.learn import Trainer
+    from dape.che.learn import ChomskyTrainer
 
     job = Job.read(folder)
     torch.set_num_threads(job.threads)
     subject = Subject(task=job.task, method=job.method, seed=job.seed, lr=job.lr)
-    trainer = Trainer(folder, job.config, subject, torch.device(job.device))
-    if not trainer.run(stop):
+    trainer = ChomskyTrainer(folder, job.config, subject, torch.device(job.device))
+    if not trainer.run(stop=stop):
         return STOPPED
     return test(trainer, folder, job.device, stop)
 
@@ -56,7 +56,8 @@ def test(trainer: Any, folder: Path, device: str, stop: Callable[[], bool]) -> i
     from dape.che.learn import as_rows, measure
     from dape.provenance import provenance
 
-    config, subject, partial = trainer.config, trainer.subject, folder / TESTED
+    task, partial = trainer.task, folder / TESTED
+    config, subject = task.config, task.subject
     rows = read_rows(partial, unfinished=True) if partial.exists() else []
     done = {row.length for row in rows if row.metric == "accuracy"}
     lengths = tuple(length for length in config.lengths if length not in done)
@@ -67,7 +68,7 @@ def test(trainer: Any, folder: Path, device: str, stop: Callable[[], bool]) -> i
         if stop():
             sys.exit(STOPPED)
 
-    for measured in measure(trainer.model.eval(), config, trainer.task, lengths, watch=watch):
+    for measured in measure(trainer.model.eval(), config, task.examples, lengths, watch=watch):
         append_rows(partial, as_rows(measured, config, subject, step=trainer.step, extra=extra))
     rows = [row for row in read_rows(partial) if row.length in config.lengths]
     write_text(folder / ROWS, rows_text(rows))

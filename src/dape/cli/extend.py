@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from dape.data.store import Corpus
     from dape.evaluation.records import Row
     from dape.hf.hosts import Host
-    from dape.hf.tune import TextLessons, Tuning
+    from dape.hf.tune import HostTextTask, Tuning
+    from dape.training.trainer import Progress
 
 LONGEST = 32
 """By default evaluate up to this many training lengths."""
@@ -226,14 +227,14 @@ def _check_table(model: "nn.Module", table: int | None, longest: int) -> None:
         )
 
 
-def _lessons(config: Extend, corpus: "Corpus", tuning: "Tuning", evaluation: EvalConfig, length: int) -> "TextLessons":
+def _lessons(config: Extend, corpus: "Corpus", tuning: "Tuning", evaluation: EvalConfig, length: int) -> "HostTextTask":
     """Both parts of the text are long enough."""
     from dape.evaluation.perplexity import ends_of
-    from dape.hf.tune import TextLessons
+    from dape.hf.tune import HostTextTask
 
     try:
         ends_of(corpus.validation, evaluation)
-        return TextLessons(corpus, tuning)
+        return HostTextTask(corpus, tuning)
     except UsageError as error:
         raise UsageError(f"{error} {_where_lengths_come_from(config, length)}") from error
 
@@ -336,7 +337,7 @@ def _put_in(config: Extend, model: "nn.Module", length: int) -> None:
         raise UsageError(str(error)) from error
 
 
-def _train(config: Extend, model: "nn.Module", lessons: "TextLessons", tuning: "Tuning", data: str) -> bool:
+def _train(config: Extend, model: "nn.Module", lessons: "HostTextTask", tuning: "Tuning", data: str) -> bool:
     """True if the end was reached."""
     import shutil
 
@@ -370,8 +371,8 @@ class Spoken:
         self._first, self._steps = first, steps
         self._begin = self._spoken = time.monotonic()
 
-    def __call__(self, step: int, loss: float) -> None:
-        now = time.monotonic()
+    def __call__(self, progress: "Progress") -> None:
+        step, loss, now = progress.step, progress.loss, time.monotonic()
         if now - self._spoken < self.SECONDS and step < self._steps:
             return
         self._spoken = now

@@ -16,9 +16,10 @@ from dape.models.config import DecoderConfig
 from dape.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from dape.training.loop import Progress, Trainer
+    from dape.training.language_model import LanguageModelTrainer
     from dape.training.run import RunConfig
     from dape.training.trackers import Tracker
+    from dape.training.trainer import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +110,11 @@ def default_folder(model: DecoderConfig, train: TrainConfig) -> Path:
     return Path("runs") / f"{model.encoding}-{model.train_length}-seed{train.seed}"
 
 
-def _prepare(config: Train, folder: Path, device: object) -> "Trainer":
+def _prepare(config: Train, folder: Path, device: object) -> "LanguageModelTrainer":
     import torch
 
     from dape.data.corpora import open_data
-    from dape.training.loop import Trainer
+    from dape.training.language_model import LanguageModelTrainer
     from dape.training.run import CONFIG, RunConfig
 
     assert isinstance(device, torch.device)
@@ -125,7 +126,7 @@ def _prepare(config: Train, folder: Path, device: object) -> "Trainer":
     given.check_continues(saved, folder)
     corpus = open_data(config.data, out=folder / "data")
     folder.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(folder, given, corpus, device=device, trackers=[])
+    trainer = LanguageModelTrainer(folder, given, corpus, device=device)
     before = trainer.threads_before or saved.threads
     if before != given.threads:
         print(f"note: begun with {before} threads, now {given.threads}: the last bits may differ")
@@ -144,7 +145,7 @@ def _trackers(config: Train, folder: Path, settings: "RunConfig") -> "list[Track
     return trackers
 
 
-def _train(trainer: "Trainer", folder: Path) -> int:
+def _train(trainer: "LanguageModelTrainer", folder: Path) -> int:
     from dape.training.interrupt import Interruption
 
     _announce(trainer, folder)
@@ -164,7 +165,7 @@ def _train(trainer: "Trainer", folder: Path) -> int:
     return 0
 
 
-def _announce(trainer: "Trainer", folder: Path) -> None:
+def _announce(trainer: "LanguageModelTrainer", folder: Path) -> None:
     model, corpus = trainer.config.model, trainer.corpus
     parameters = sum(p.numel() for p in trainer.model.parameters())
     steps = trainer.train.steps
@@ -182,7 +183,7 @@ class TrainingBar:
 
     SECONDS = 10.0
 
-    def __init__(self, trainer: "Trainer") -> None:
+    def __init__(self, trainer: "LanguageModelTrainer") -> None:
         from rich import progress
         from rich.console import Console
 

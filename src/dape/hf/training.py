@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from dape.positional.base import PositionalEncoding
+from dape.positional.base import encodings_in
 
 
 class ProjectPositions(TrainerCallback):
@@ -22,7 +22,7 @@ class ProjectPositions(TrainerCallback):
     ) -> None:
         if model is None:
             return
-        encodings = [module for module in model.modules() if isinstance(module, PositionalEncoding)]
+        encodings = encodings_in(model)
         if not encodings:
             raise ValueError(
                 f"ProjectPositions: {type(model).__name__} holds no positional encoding of dape; put one in with "

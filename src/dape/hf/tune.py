@@ -1,29 +1,23 @@
-"""Train an adapter (or all of a model, to compare). A step is a function of the weights and its number, so what was
-stopped goes on to the weights it would have had."""
+"""Train an adapter (or all of a model, to compare) by the one training loop."""
 
-import json
-import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from jaxtyping import Float, Int
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from dape.data.store import Corpus
-from dape.data.windows import TrainingWindows
 from dape.errors import UsageError
-from dape.files import replacing, write_text
-from dape.hf.adapter import HANDLE, project_
+from dape.reading import read_json, reading, short
+from dape.tasks.base import Task
+from dape.tasks.text import TextTask
 from dape.training.config import TrainConfig
-from dape.training.optim import learning_rate
+from dape.training.trainer import Trainer
 
-WEIGHTS, STATE = "tuning.safetensors", "tuning.json"
+OLD_WEIGHTS, OLD_STATE = "tuning.safetensors", "tuning.json"
 SAVE_SECONDS = 60.0
 
 
@@ -45,129 +39,75 @@ class Tuning:
 
     def schedule(self) -> TrainConfig:
         return TrainConfig(
-            steps=self.steps, batch=self.batch, lr=self.lr, seed=self.seed, warmup_share=0.05, clip=self.clip
+            steps=self.steps,
+            batch=self.batch,
+            lr=self.lr,
+            seed=self.seed,
+            warmup_share=0.05,
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+            save_every=0,
+            save_seconds=SAVE_SECONDS,
+            keep=1,
         )
 
 
-class Lessons(Protocol):
-    """What is learned."""
-
-    def loss(self, model: nn.Module, step: int) -> Tensor: ...
-
-
-class TextLessons:
-    """The next token, in windows of text."""
+class HostTextTask(TextTask):
+    """The next token, for a model of the transformers library."""
 
     def __init__(self, corpus: Corpus, tuning: Tuning) -> None:
-        self._windows = TrainingWindows(corpus.train, length=tuning.length, seed=tuning.seed)
-        self._batch = tuning.batch
+        super().__init__(corpus, length=tuning.length, batch=tuning.batch, seed=tuning.seed)
 
-    def loss(self, model: nn.Module, step: int) -> Tensor:
-        tokens = torch.from_numpy(self._windows.batch(step, self._batch)).to(next(model.parameters()).device)
-        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
-        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+    def logits(self, model: Any, tokens: Int[Tensor, "b t"], drawn: Any) -> Float[Tensor, "b t n"]:
+        return model(input_ids=tokens, use_cache=False).logits
+
+    def draw(self, model: Any, generator: torch.Generator) -> None:
+        return None
+
+    def validate(self, model: nn.Module) -> float | None:
+        """What an adapter is worth is measured at several lengths, before and after."""
+        return None
 
 
-class Tuner:
-    """Training of what has ``requires_grad``, in a folder."""
+class Tuner(Trainer):
+    """Training of what has ``requires_grad``, in a folder. AdamW decays all of it alike."""
 
-    def __init__(self, model: nn.Module, lessons: Lessons, tuning: Tuning, folder: Path) -> None:
+    def __init__(self, model: nn.Module, task: Task, tuning: Tuning, folder: Path) -> None:
         tuning.check()
-        self.model, self.lessons, self.tuning, self.folder = model, lessons, tuning, folder
-        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if not self.named:
-            raise ValueError("nothing of the model is to be trained: every parameter is frozen")
-        self.optimizer = torch.optim.AdamW(
-            self.named.values(), lr=tuning.lr, betas=(0.9, 0.95), weight_decay=tuning.weight_decay
-        )
-        self.step = 0
-        self._resume()
-
-    def run(self, *, watch: Callable[[int, float], None], stop: Callable[[], bool]) -> bool:
-        """To the end, or until ``stop()``; either way the last step is saved. True if the end was reached."""
-        self.model.train()
-        saved = time.monotonic()
-        while self.step < self.tuning.steps and not stop():
-            watch(self.step + 1, self.take_step())
-            if time.monotonic() - saved > SAVE_SECONDS:
-                self.save()
-                saved = time.monotonic()
-        self.model.eval()
-        self.save()
-        return self.step == self.tuning.steps
-
-    def take_step(self) -> float:
-        with _dropout_of(self.model, f"{self.tuning.seed} {self.step}"):
-            loss = self.lessons.loss(self.model, self.step)
-            loss.backward()  # here too: gradient checkpointing draws again what it drew
-        if not torch.isfinite(loss):
-            raise ValueError(
-                f"step {self.step + 1}: the loss is {loss.item()}; try a lower --lr than {self.tuning.lr:g}"
-            )
-        nn.utils.clip_grad_norm_(self.named.values(), self.tuning.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, self.tuning.schedule())
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if hasattr(self.model, HANDLE):
-            project_(self.model)
-        self.step += 1
-        return loss.item()
-
-    # Stopping and going on -------------------------------------------------------------------------------------------
-
-    def save(self) -> None:
-        tensors = {f"p.{name}": p.detach() for name, p in self.named.items()}
-        for name, p in self.named.items():
-            tensors |= {f"{key}.{name}": value for key, value in self.optimizer.state.get(p, {}).items()}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(self.folder / WEIGHTS) as path:
-            # With their step: killed between the two files, it would go on from another.
-            step = {"step": str(self.step)}
-            save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, step)
-        write_text(self.folder / STATE, json.dumps({"step": self.step, **asdict(self.tuning)}) + "\n")
+        learned = [p for p in model.parameters() if p.requires_grad]
+        optimizer = None
+        if learned:
+            optimizer = torch.optim.AdamW(learned, lr=tuning.lr, betas=(0.9, 0.95), weight_decay=tuning.weight_decay)
+        self._tuning = tuning
+        super().__init__(model, task, tuning.schedule(), folder, described=asdict(tuning), optimizer=optimizer)
 
     def _resume(self) -> None:
-        state = self.folder / STATE
-        if not state.is_file():
-            return
-        try:
-            saved: dict[str, Any] = json.loads(state.read_text(encoding="utf-8"))
-            self._check_same(saved)
-            tensors, step = _read(self.folder / WEIGHTS)
-            self._put_back(tensors)
-            self.step = int(step or saved["step"])
-        except (ValueError, KeyError, RuntimeError, OSError, SafetensorError) as error:
-            if isinstance(error, UsageError):
-                raise
-            raise UsageError(f"{self.folder} is damaged ({error}); delete it to begin the training anew") from error
-
-    @torch.no_grad()
-    def _put_back(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, p in self.named.items():
-            p.copy_(tensors[f"p.{name}"])
-            keys = ("step", "exp_avg", "exp_avg_sq")
-            self.optimizer.state[p] = {key: tensors[f"{key}.{name}"] for key in keys if f"{key}.{name}" in tensors}
-
-    def _check_same(self, saved: Mapping[str, Any]) -> None:
-        now = asdict(self.tuning)
-        changed = [
-            f"{name} was {saved.get(name)}, now {value}" for name, value in now.items() if saved.get(name) != value
-        ]
-        if changed:
-            raise UsageError(f"{self.folder} was begun with other settings: {'; '.join(changed)}; use another --out")
+        super()._resume()
+        if self.step == 0 and (self.folder / OLD_STATE).is_file():
+            self.step = _go_on_from_old(self.folder, self.model, self.optimizer, self._tuning)
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """Tensors, and the step they are of (older folders have it in the file beside alone)."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {}).get("step")  # noqa: SIM118
+def _go_on_from_old(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, tuning: Tuning) -> int:
+    """Weights and averages as version 0.1 saved them, in two files. Returns the step they are of."""
+    saved = read_json(folder / OLD_STATE, _ADVICE)
+    changed = [
+        f"{name} was {short(saved.get(name))}, now {value}"
+        for name, value in asdict(tuning).items()
+        if saved.get(name) != value
+    ]
+    if changed:
+        raise UsageError(f"{folder} was begun with other settings: {'; '.join(changed)}; use another --out")
+    path = folder / OLD_WEIGHTS
+    with reading(path, "is damaged", _ADVICE), safe_open(path, framework="pt") as file, torch.no_grad():
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        # Killed between the two files, the older one is of another step.
+        step = int((file.metadata() or {}).get("step", saved["step"]))
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                p.copy_(tensors[f"p.{name}"])
+                keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in tensors]
+                optimizer.state[p] = {key: tensors[f"{key}.{name}"] for key in keys}
+    return step
 
 
-@contextmanager
-def _dropout_of(model: nn.Module, words: str) -> Iterator[None]:
-    """A model's own dropout (GPT-2 has some) is a function of the words, not of what was drawn before."""
-    device = next(model.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(zlib.crc32(words.encode()))
-        yield
+_ADVICE = "Delete this folder to begin the training anew."

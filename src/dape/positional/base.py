@@ -312,3 +312,14 @@ def require_choice(what: str, value: Any, choices: Any) -> Any:
     if value not in get_args(choices):
         raise ValueError(f"{what}={value!r} is not possible; choose one of {', '.join(map(repr, get_args(choices)))}")
     return value
+
+
+def encodings_in(module: nn.Module) -> list[PositionalEncoding]:
+    """All encodings inside, those inside others included."""
+    return [part for part in module.modules() if isinstance(part, PositionalEncoding)]
+
+
+def project_(module: nn.Module) -> None:
+    """Put constrained parameters of all encodings inside back into their range; call after every optimizer step."""
+    for pe in encodings_in(module):
+        pe.project_()

@@ -48,7 +48,7 @@ def _speed(plan: Reproduction, run: Trial, threads: int) -> Speed:
 
     from dape.data.store import Corpus
     from dape.evaluation.perplexity import measure
-    from dape.training.loop import Trainer
+    from dape.training.language_model import LanguageModelTrainer
 
     job, marks = plan.job(run, threads), [time.perf_counter()]
     before = torch.get_num_threads()
@@ -56,7 +56,7 @@ def _speed(plan: Reproduction, run: Trial, threads: int) -> Speed:
     try:
         with tempfile.TemporaryDirectory() as folder:
             corpus = Corpus.open(Path(plan.data))
-            trainer = Trainer(Path(folder), job.run, corpus, device=torch.device(plan.device), trackers=[])
+            trainer = LanguageModelTrainer(Path(folder), job.run, corpus, device=torch.device(plan.device))
             trainer.run(
                 watch=lambda _: marks.append(time.perf_counter()),
                 stop=lambda: len(marks) > min(TIMED_STEPS, job.run.train.steps),

@@ -5,20 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dape.data.store import Corpus
 from dape.evaluation.config import EvalConfig
 from dape.evaluation.perplexity import Readable, Subject, as_rows
 from dape.evaluation.perplexity import measure as measure_perplexity
-from dape.evaluation.probe.learn import answer_logits
+from dape.evaluation.probe.learn import RecallTask as Recall
 from dape.evaluation.probe.learn import measure as measure_recall
-from dape.evaluation.probe.mqar import Symbols, data_hash, training_batch
+from dape.evaluation.probe.mqar import data_hash, tokens_name
 from dape.evaluation.records import Row
 from dape.hf.scorer import Scorer
-from dape.hf.tune import Lessons, TextLessons, Tuning
+from dape.hf.tune import HostTextTask, Tuning
 from dape.study.config import StudyConfig
+from dape.tasks.base import Task as Learned
 
 Watch = Callable[[int, int, int], None]
 """Told the length, and how much of how much there is done."""
@@ -36,7 +36,7 @@ class Task(Protocol):
         """Change an untrained model, if the task needs that."""
         ...
 
-    def lessons(self, tuning: Tuning, *, from_scratch: bool) -> Lessons: ...
+    def lessons(self, tuning: Tuning, *, from_scratch: bool) -> Learned: ...
 
     def rows(self, model: Readable, lengths: tuple[int, ...], subject: Subject, *, watch: Watch) -> Iterator[Row]: ...
 
@@ -56,8 +56,8 @@ class TextTask:
     def begin(self, model: Any) -> None:
         pass
 
-    def lessons(self, tuning: Tuning, *, from_scratch: bool) -> Lessons:
-        return TextLessons(self._corpus, tuning)
+    def lessons(self, tuning: Tuning, *, from_scratch: bool) -> Learned:
+        return HostTextTask(self._corpus, tuning)
 
     def rows(self, model: Readable, lengths: tuple[int, ...], subject: Subject, *, watch: Watch) -> Iterator[Row]:
         config = self._config
@@ -73,31 +73,19 @@ class RecallTask:
 
     def __init__(self, config: StudyConfig) -> None:
         self._recall = config.recall
-        symbols = Symbols(self._recall.keys)
-        self.name, self.data_hash = symbols.name, data_hash(self._recall)
-        self.tokenizer, self.vocabulary = symbols.name, symbols.vocabulary
+        self.name = self.tokenizer = tokens_name(self._recall)
+        self.data_hash, self.vocabulary = data_hash(self._recall), self._recall.vocabulary
 
     def begin(self, model: Any) -> None:
         """Small embeddings keep rotary models from learning the task (docs/lab-notes.md)."""
         nn.init.normal_(model.get_input_embeddings().weight)
 
-    def lessons(self, tuning: Tuning, *, from_scratch: bool) -> Lessons:
+    def lessons(self, tuning: Tuning, *, from_scratch: bool) -> Learned:
         # Sequences grow while a model learns the task; one that knows it begins where that ends.
         first = 0 if from_scratch else tuning.steps
         recall = replace(self._recall, train_length=tuning.length, batch=tuning.batch, steps=tuning.steps)
-        return _RecallLessons(recall, tuning.seed, first)
+        return Recall(recall, seed=tuning.seed, first=first, reads=Scorer)
 
     def rows(self, model: Readable, lengths: tuple[int, ...], subject: Subject, *, watch: Watch) -> Iterator[Row]:
         recall = replace(self._recall, lengths=lengths)
         yield from measure_recall(model, recall, subject, watch=lambda length: watch(length, 0, 1))
-
-
-class _RecallLessons:
-    def __init__(self, recall: Any, seed: int, first: int) -> None:
-        self._recall, self._seed, self._first = recall, seed, first
-
-    def loss(self, model: nn.Module, step: int) -> Tensor:
-        batch = training_batch(self._recall, seed=self._seed, step=self._first + step)
-        logits = answer_logits(Scorer(model), batch, torch.Generator())
-        answers = torch.from_numpy(batch.answers.copy()).to(logits.device)
-        return nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten())

@@ -106,7 +106,6 @@ def treated(job: Job) -> Any:
 
 def _trained(job: Job, model: Any, task: "Task", folder: Path, stop: Callable[[], bool]) -> bool:
     from dape.hf.tune import Tuner, Tuning
-    from dape.training.run import Metrics
 
     config, base = job.config, job.treatment == BASE
     if not base and find(job.treatment).trained == "nothing":
@@ -120,14 +119,7 @@ def _trained(job: Job, model: Any, task: "Task", folder: Path, stop: Callable[[]
         seed=job.seed if base else 1000 + job.seed,  # other text than the model was trained on, as far as there is
         weight_decay=0.1 if base else 0.0,
     )
-    tuner = Tuner(model, task.lessons(tuning, from_scratch=base), tuning, folder)
-    metrics = Metrics(folder, after_step=tuner.step)
-
-    def watch(step: int, loss: float) -> None:
-        if step % 10 == 0 or step == tuning.steps:
-            metrics.add({"step": step, "loss": loss})
-
-    return tuner.run(watch=watch, stop=stop)
+    return Tuner(model, task.lessons(tuning, from_scratch=base), tuning, folder).run(stop=stop)
 
 
 def _rate(job: Job) -> float:

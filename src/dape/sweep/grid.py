@@ -220,7 +220,7 @@ class _Settings(TypedDict, total=False):
     lengths: list[Count]
     seeds: Count
     encoding_options: dict[str, Any]
-    logging: dict[str, Count]
+    logging: dict[str, int | float]
     experiment: str
     scale: str
     data: str

@@ -46,14 +46,14 @@ def _work(folder: Path, stop: Callable[[], bool]) -> int:
     import torch
 
     from dape.data.store import Corpus
-    from dape.training.loop import Trainer
+    from dape.training.language_model import LanguageModelTrainer
 
     job = Job.read(folder)
     torch.set_num_threads(job.run.threads)
     corpus = Corpus.open(Path(job.run.data))
     if corpus.hash != job.data_hash:
         raise ValueError(f"{job.run.data} has changed since the comparison was begun")
-    trainer = Trainer(folder, job.run, corpus, device=torch.device(job.device), trackers=[])
+    trainer = LanguageModelTrainer(folder, job.run, corpus, device=torch.device(job.device))
     trainer.config.write(folder)
     if not trainer.run(watch=lambda progress: None, stop=stop):
         return STOPPED

@@ -2,17 +2,17 @@
 
     checkpoints/step-00000500/model.safetensors       weights
                               optimizer.safetensors   AdamW's averages, by parameter name
-                              tokenizer.json
+                              tokenizer.json          if what was learned has a tokenizer
                               checkpoint.json         step, settings, data, scaler, and the sha256 of the files above
 
-Loading runs no code: no pickle anywhere.
+If only a part of the model is trained (an adapter), only that part is saved. Loading runs no code: no pickle anywhere.
 """
 
 import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -46,10 +46,12 @@ class Description:
 
     step: int
     """Optimizer steps that were taken."""
-    model: DecoderConfig
+    model: Any
+    """Configuration of the model: a :class:`DecoderConfig`, or any other dataclass or mapping, which is read back as a
+    mapping."""
     train: TrainConfig
     data: dict[str, Any]
-    """Name and hash of the corpus, name and fingerprint of its tokenizer."""
+    """Identity of the task, such as name and hash of the corpus, name and fingerprint of its tokenizer."""
     scaler: dict[str, Any] = dataclasses.field(default_factory=dict)
     """State of the loss scaler, with fp16."""
     threads: int | None = None
@@ -61,7 +63,8 @@ class _File(TypedDict):
 
     format: int
     step: Count
-    model: DecoderConfig
+    kind: NotRequired[str]
+    """What ``model`` describes; older versions knew decoders only."""
     train: TrainConfig
     data: dict[str, Any]
     scaler: dict[str, Any]
@@ -69,11 +72,23 @@ class _File(TypedDict):
     sha256: dict[FileName, Sha256]
 
 
+class _DecoderFile(_File):
+    model: DecoderConfig
+
+
+class _OtherFile(_File):
+    model: dict[str, Any]
+
+
 # Writing -------------------------------------------------------------------------------------------------------------
 
 
 def save(
-    folder: Path, description: Description, model: nn.Module, optimizer: torch.optim.Optimizer, tokenizer: Tokenizer
+    folder: Path,
+    description: Description,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tokenizer: Tokenizer | None = None,
 ) -> Path:
     """Write a checkpoint under ``folder``; whatever goes wrong, those already there stay as they are."""
     target = folder / f"step-{description.step:08d}"
@@ -81,13 +96,36 @@ def save(
         return target
     folder.mkdir(parents=True, exist_ok=True)
     with new_folder(target) as temporary:
-        write_tensors(model.state_dict(), temporary / MODEL)
+        write_tensors(_learned(model), temporary / MODEL)
         write_tensors(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER)
-        tokenizer.save(temporary)
+        if tokenizer is not None:
+            tokenizer.save(temporary)
         checksums = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
-        text = json.dumps(sealed({"format": FORMAT, **asdict(description), "sha256": checksums}), indent=2)
-        (temporary / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+        told = {"format": FORMAT, "kind": _kind(description.model), **_plain(description), "sha256": checksums}
+        (temporary / DESCRIPTION).write_text(json.dumps(sealed(told), indent=2) + "\n", encoding="utf-8")
     return target
+
+
+def _kind(model: Any) -> str:
+    return "decoder" if isinstance(model, DecoderConfig) else "other"
+
+
+def _plain(description: Description) -> dict[str, Any]:
+    """As JSON will have it."""
+    return {**vars(description), "model": _settings(description.model), "train": asdict(description.train)}
+
+
+def _settings(model: Any) -> dict[str, Any]:
+    return dict(model) if isinstance(model, Mapping) else asdict(model)
+
+
+def _learned(model: nn.Module) -> dict[str, Tensor]:
+    """The whole model, tied weights once; of one that is partly frozen, what is trained."""
+    parameters = dict(model.named_parameters())
+    if any(not p.requires_grad for p in parameters.values()):
+        return {name: p for name, p in parameters.items() if p.requires_grad}
+    names = {*parameters, *dict(model.named_buffers())}
+    return {name: tensor for name, tensor in model.state_dict().items() if name in names}
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -136,14 +174,16 @@ def describe(checkpoint: Path) -> Description:
     path = checkpoint / DESCRIPTION
     if not path.is_file():
         raise ValueError(f"{path}: is missing. {_ADVICE}")
-    version = read_json(path, _ADVICE).get("format")
-    if version != FORMAT:
-        raise ValueError(f"{path}: format {version}, while this version of dape reads format {FORMAT}")
-    given = read_record(path, _File, _ADVICE)
+    plain = read_json(path, _ADVICE)
+    if plain.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {plain.get('format')}, while this version of dape reads format {FORMAT}")
+    is_decoder = plain.get("kind", "decoder") == "decoder"
+    given: Any = read_record(path, _DecoderFile if is_decoder else _OtherFile, _ADVICE)
     _check_step(path, given["step"])
     _check_complete(path, given["sha256"])
     check_files(checkpoint, given["sha256"], _ADVICE)
-    return Description(**{f.name: given[f.name] for f in dataclasses.fields(Description) if f.name in given})
+    known: dict[str, Any] = {f.name: given[f.name] for f in dataclasses.fields(Description) if f.name in given}
+    return Description(**known)
 
 
 _ADVICE = "Remove this folder to go on from an older checkpoint, or copy it anew."
@@ -158,8 +198,8 @@ def _check_step(path: Path, step: int) -> None:
 
 def _check_complete(path: Path, noted: Collection[str]) -> None:
     """No file is read whose checksum is not known."""
-    needed = {MODEL, OPTIMIZER, tokenizers.FILE}
-    needed |= {tokenizers.INFO} if (path.parent / tokenizers.INFO).exists() else set()
+    needed = {MODEL, OPTIMIZER}
+    needed |= {name for name in (tokenizers.FILE, tokenizers.INFO) if (path.parent / name).exists()}
     if missing := sorted(needed - set(noted)):
         raise ValueError(f"{path}: sha256: has no {', '.join(missing)}, which every checkpoint has. {_ADVICE}")
 
@@ -186,7 +226,8 @@ def check_continues(saved: Description, now: Description, where: Path) -> None:
         )
     known = (saved.data.keys() & now.data.keys()) - NOT_IN_WEIGHTS  # older versions noted less
     data = [{name: of.data[name] for name in sorted(known)} for of in (saved, now)]
-    pairs = ((asdict(saved.model), asdict(now.model)), (asdict(saved.train), asdict(now.train)), data)
+    models = (_settings(saved.model), _settings(now.model))
+    pairs = (models, (asdict(saved.train), asdict(now.train)), data)
     if changed := [change for old, new in pairs for change in changes(old, new)]:
         raise UsageError(
             f"{where} was made with other settings: {'; '.join(changed)}. A run goes on with its own settings only: "
@@ -196,6 +237,8 @@ def check_continues(saved: Description, now: Description, where: Path) -> None:
 
 def load_model(checkpoint: Path, description: Description, device: torch.device) -> DecoderLM:
     with reading(checkpoint / DESCRIPTION, "cannot be loaded"):
+        if not isinstance(description.model, DecoderConfig):
+            raise ValueError("it is not of a language model")
         require_fits(description.model, available_bytes())
     model = DecoderLM(description.model).to(device)
     restore_model(checkpoint, model)
@@ -203,9 +246,12 @@ def load_model(checkpoint: Path, description: Description, device: torch.device)
 
 
 def restore_model(checkpoint: Path, model: nn.Module) -> None:
-    tensors = read_tensors(checkpoint / MODEL, _ADVICE)
+    """All of the model, or the part of it that is trained."""
+    tensors, learned = read_tensors(checkpoint / MODEL, _ADVICE), _learned(model)
     with reading(checkpoint / MODEL, f"does not fit what {DESCRIPTION} says"):
-        model.load_state_dict(tensors)
+        if different := sorted(tensors.keys() ^ learned.keys()):
+            raise ValueError(f"{different[0]} is in one of them only")
+        model.load_state_dict(tensors, strict=False)
 
 
 def restore_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

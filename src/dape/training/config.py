@@ -47,6 +47,8 @@ class TrainConfig:
     """Steps between two measurements of the validation loss at the training length; 0: at the end only."""
     save_every: int = 500
     """Steps between two checkpoints; the last step is always saved."""
+    save_seconds: float = 0.0
+    """Seconds between two checkpoints, besides those by steps; 0: by steps only."""
     keep: int = 2
     """Checkpoints to keep, newest first."""
 
@@ -58,7 +60,7 @@ class TrainConfig:
         for name in ("lr", "eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(f"{_flag(name)} must be a positive number, got {getattr(self, name)}")
-        for name in ("weight_decay", "clip", "save_every", "validate_every"):
+        for name in ("weight_decay", "clip", "save_every", "save_seconds", "validate_every"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"{_flag(name)} must be 0 or more, got {getattr(self, name)}")
         for name in ("final_lr_share", "warmup_share"):

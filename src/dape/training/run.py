@@ -22,7 +22,7 @@ from dape.reading import Count, as_record, parse_json, read_json_lines, reading,
 from dape.training.config import TrainConfig
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
-FREE_TO_CHANGE = {"log_every", "validate_every", "save_every", "keep"}
+FREE_TO_CHANGE = {"log_every", "validate_every", "save_every", "save_seconds", "keep"}
 """Settings that do not touch the weights: a run may be continued with others."""
 
 

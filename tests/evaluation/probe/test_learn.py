@@ -40,7 +40,7 @@ def trainer_in(tmp_path):
 
 
 def run_until(trainer: RecallTrainer, step: int) -> bool:
-    return trainer.run(lambda: trainer.step == step)
+    return trainer.run(stop=lambda: trainer.step == step)
 
 
 def weights(trainer: RecallTrainer) -> dict[str, torch.Tensor]:
@@ -78,14 +78,14 @@ def test_only_answers_count(trainer_in, monkeypatch):
         nats = -trainer.model(tokens[:, :-1]).log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
     asked = [place for place in range(tokens.shape[1] - 1 - 2 * batch.questions + 1, tokens.shape[1] - 1, 2)]
     assert (tokens[:, asked] // 16 == 1).all() and len(asked) == batch.questions
-    assert trainer._take_step()["loss"] == pytest.approx(nats[:, asked].mean().item(), rel=1e-5)
+    assert trainer.take_step()[0].loss == pytest.approx(nats[:, asked].mean().item(), rel=1e-5)
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(trainer_in):
     trainer = trainer_in()
     torch.nn.init.constant_(trainer.model.head.weight, float("nan"))
     with pytest.raises(ValueError, match="--lr"):
-        trainer._take_step()
+        trainer.take_step()
 
 
 def test_correct_by_hand(trainer_in, monkeypatch):

@@ -5,7 +5,6 @@ import pytest
 
 from dape.evaluation.probe.config import SHORTEST, RecallConfig
 from dape.evaluation.probe.mqar import (
-    Symbols,
     data_hash,
     evaluation_sequence,
     evaluation_sequences,
@@ -148,10 +147,3 @@ def test_fits():
 def test_hash_of_what_is_asked():
     assert data_hash(CONFIG) == data_hash(RecallConfig(lengths=(128,), keys=32, samples=3, steps=9))
     assert data_hash(CONFIG) != data_hash(RecallConfig(lengths=(64,), keys=32, samples=4))
-
-
-def test_symbols():
-    symbols = Symbols(4)
-    assert symbols.decode([0, 3, 4, 7, 8, 11]) == ".0 .3 k0 k3 v0 v3"
-    assert symbols.encode(".0 .3 k0 k3 v0 v3").tolist() == [0, 3, 4, 7, 8, 11]
-    assert symbols.vocabulary == 12

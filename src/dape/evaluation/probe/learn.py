@@ -4,7 +4,6 @@ As in training a language model, a step is a function of the weights and the ste
 on from its last checkpoint to the weights it would have had.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,22 +11,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dape.evaluation.perplexity import Readable, Subject, batch_size
 from dape.evaluation.probe.config import RecallConfig, depth_places
-from dape.evaluation.probe.mqar import Sequences, Symbols, data_hash, evaluation_sequences, fits, training_batch
+from dape.evaluation.probe.mqar import Sequences, data_hash, evaluation_sequences, fits, tokens_name, training_batch
 from dape.evaluation.records import Row
 from dape.models.config import DecoderConfig
 from dape.models.decoder import DecoderLM
-from dape.training import checkpoint
-from dape.training.checkpoint import CHECKPOINTS, Description
+from dape.tasks.base import Batch, Loss
 from dape.training.config import TrainConfig
-from dape.training.optim import learning_rate, make_optimizer
-from dape.training.run import Metrics
+from dape.training.trainer import Trainer
 
 PROTOCOL = "mqar"
-LOG_EVERY, SAVE_EVERY = 10, 200
 
 
 def model_config(config: RecallConfig, method: str) -> DecoderConfig:
@@ -51,68 +47,57 @@ def new_model(config: RecallConfig, method: str, seed: int) -> DecoderLM:
 
 
 def train_config(config: RecallConfig, seed: int) -> TrainConfig:
-    return TrainConfig(steps=config.steps, batch=config.batch, lr=config.lr, warmup_share=0.05, seed=seed)
+    return TrainConfig(
+        steps=config.steps, batch=config.batch, lr=config.lr, warmup_share=0.05, seed=seed, save_every=200, keep=1
+    )
 
 
 # Training ------------------------------------------------------------------------------------------------------------
 
 
-class RecallTrainer:
+class RecallTask:
+    """Values that belong to keys, stated among noise (:mod:`dape.evaluation.probe.mqar`)."""
+
+    tokens = None
+
+    def __init__(
+        self, config: RecallConfig, *, seed: int, first: int = 0, reads: Callable[[Any], Readable] = lambda model: model
+    ) -> None:
+        """``first``: the step to begin with, as sequences grow while a model learns. ``reads``: the model as this
+        module knows it."""
+        self.config, self.seed, self.first, self.reads = config, seed, first, reads
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"name": PROTOCOL, **asdict(self.config)}
+
+    def batch(self, model: nn.Module, step: int) -> Batch:
+        drawn = training_batch(self.config, seed=self.seed, step=self.first + step)
+
+        def loss(part: int) -> Loss:
+            logits = answer_logits(self.reads(model), drawn, torch.Generator().manual_seed(step))
+            answers = torch.from_numpy(drawn.answers.copy()).to(logits.device)
+            mean = nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten())
+            right = int((logits.argmax(-1) == answers).sum())
+            return Loss(mean, answers.numel(), right, answers.numel())
+
+        return Batch(loss=loss, count=drawn.answers.size)
+
+    def validate(self, model: nn.Module) -> float | None:
+        return None
+
+
+class RecallTrainer(Trainer):
     """One run, in its folder. Building it creates the model, or restores it from the last checkpoint."""
 
+    model: DecoderLM
+    task: RecallTask
+
     def __init__(self, folder: Path, config: RecallConfig, *, method: str, seed: int, device: torch.device) -> None:
-        self.folder, self.config, self.device = folder, config, device
-        self.train = train_config(config, seed)
-        self.model = new_model(config, method, seed).to(device)
-        self.optimizer = make_optimizer(self.model, self.train)
-        self.step = 0
-        self._resume()
-        self.metrics = Metrics(folder, after_step=self.step)
-
-    def _resume(self) -> None:
-        saved = checkpoint.resume(self.folder / CHECKPOINTS, self.model, self.optimizer, self._description())
-        self.step = saved.step if saved else 0
-
-    def _description(self) -> Description:
-        data = {"name": PROTOCOL, **asdict(self.config)}
-        return Description(step=self.step, model=self.model.config, train=self.train, data=data)
-
-    def save(self) -> None:
-        folder, symbols = self.folder / CHECKPOINTS, Symbols(self.config.keys)
-        checkpoint.save(folder, self._description(), self.model, self.optimizer, symbols)
-        checkpoint.prune(folder, 1)
-
-    def run(self, stop: Callable[[], bool]) -> bool:
-        """Train to the end, or until ``stop()``; either way the last step is saved. True if the end was reached."""
-        while self.step < self.train.steps and not stop():
-            line = self._take_step()
-            if self.step % LOG_EVERY == 0 or self.step in (1, self.train.steps):
-                self.metrics.add(line)
-            if self.step % SAVE_EVERY == 0:
-                self.save()
-        self.save()
-        return self.step == self.train.steps
-
-    def _take_step(self) -> dict[str, Any]:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, self.train)
-        batch = training_batch(self.config, seed=self.train.seed, step=self.step)
-        generator = torch.Generator().manual_seed(self.step)
-        answers = torch.from_numpy(batch.answers.copy()).to(self.device)
-        logits = answer_logits(self.model, batch, generator)
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten())
-        if not math.isfinite(loss.item()):
-            raise ValueError(
-                f"step {self.step + 1}: the loss is {loss.item()}; try a lower --lr than {self.train.lr:g}"
-            )
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.model.project_()
-        self.step += 1
-        accuracy = (logits.argmax(-1) == answers).float().mean().item()
-        return {"step": self.step, "loss": loss.item(), "accuracy": accuracy}
+        self.config = config
+        model = new_model(config, method, seed).to(device)
+        task = RecallTask(config, seed=seed)
+        super().__init__(model, task, train_config(config, seed), folder, described=model.config)
 
 
 def answer_logits(model: Readable, sequences: Sequences, generator: torch.Generator) -> Tensor:
@@ -135,7 +120,7 @@ def subject_of(trainer: RecallTrainer, *, run: str, extra: dict[str, Any]) -> Su
         train_length=config.train_length,
         step=trainer.step,
         data_hash=data_hash(config),
-        tokenizer=Symbols(config.keys).name,
+        tokenizer=tokens_name(config),
         extra=extra,
     )
 

@@ -9,15 +9,12 @@ answers are scored. Noise, keys and values are different tokens. Everything here
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from dape.evaluation.probe.config import SHORTEST, RecallConfig, depth_places, shortest_test
-from dape.files import write_text
 
 TRAIN, TEST = 0, 1
 TEST_SEED = 0
@@ -137,27 +134,6 @@ def data_hash(config: RecallConfig) -> str:
     return hashlib.sha256(json.dumps(["mqar", 1, *(getattr(config, name) for name in names)]).encode()).hexdigest()
 
 
-# Tokens in writing ---------------------------------------------------------------------------------------------------
-
-
-class Symbols:
-    """Tokens as words, ``.3`` for noise, ``k3`` for keys and ``v3`` for values: a tokenizer, for checkpoints."""
-
-    def __init__(self, keys: int) -> None:
-        self.keys, self.name = keys, f"mqar:{keys}"
-        self.vocabulary, self.eod = 3 * keys, 3 * keys  # no sequence ends early, so the mark has no embedding
-        self.fingerprint = hashlib.sha256(self.name.encode()).hexdigest()
-
-    def encode(self, text: str) -> np.ndarray:
-        kinds = {".": 0, "k": self.keys, "v": 2 * self.keys}
-        words = re.findall(r"([.kv])(\d+)", text)
-        return np.array([kinds[kind] + int(number) for kind, number in words], dtype=np.int64)
-
-    def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [self.encode(text) for text in texts]
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return " ".join(f"{'.kv'[int(i) // self.keys]}{int(i) % self.keys}" for i in ids)
-
-    def save(self, folder: Path) -> None:
-        write_text(Path(folder) / "tokenizer.json", json.dumps({"type": "mqar", "keys": self.keys}) + "\n")
+def tokens_name(config: RecallConfig) -> str:
+    """What rows call the tokens: there is no text, and no tokenizer."""
+    return f"mqar:{config.keys}"

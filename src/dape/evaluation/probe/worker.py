@@ -42,7 +42,7 @@ def _work(folder: Path, stop: Callable[[], bool]) -> int:
     torch.set_num_threads(job.threads)
     device = torch.device(job.device)
     trainer = RecallTrainer(folder, job.config, method=job.method, seed=job.seed, device=device)
-    if not trainer.run(stop):
+    if not trainer.run(stop=stop):
         return STOPPED
 
     def watch(length: int) -> None:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from dape.che import learn, parts
+from dape.che import learn
 from dape.che.config import CheConfig, Subject
-from dape.che.learn import Trainer
-from dape.che.parts import SideBySide, parts_of
+from dape.che.learn import ChomskyTrainer
+from dape.training import side_by_side
+from dape.training.side_by_side import SideBySide, parts_of
 
 
 @pytest.fixture(autouse=True)
@@ -20,14 +21,22 @@ def threads():
     torch.set_num_threads(before)
 
 
-def trainer(folder, *, method: str = "dape-alibi", dropout: float = 0.1) -> Trainer:
+def trainer(folder, *, method: str = "dape-alibi", dropout: float = 0.1) -> ChomskyTrainer:
     config = CheConfig(width=16, layers=2, heads=2, batch=70, steps=3, hidden=4, dropout=dropout)
     subject = Subject(task="reverse_string", method=method, seed=0, lr=1e-3)
-    return Trainer(folder, config, subject, torch.device("cpu"))
+    return ChomskyTrainer(folder, config, subject, torch.device("cpu"))
 
 
-def sample_of(run: Trainer):
-    return run.task.sample(np.random.default_rng(0), run.config.batch, 7)
+def batch_of(run: ChomskyTrainer):
+    sample = run.task.examples.sample(np.random.default_rng(0), run.train.batch, 7)
+    return run.task.batch_of(run.model, sample, step=0)
+
+
+def gradients_of(run: ChomskyTrainer) -> tuple[float, dict[str, torch.Tensor | None]]:
+    """Loss and gradients of a step that is not taken."""
+    run.model.zero_grad(set_to_none=True)
+    loss = sum(part for part, _ in run.updater._backward(batch_of(run)))
+    return loss, {name: p.grad for name, p in run.model.named_parameters()}
 
 
 def test_parts_cover_the_batch():
@@ -55,14 +64,12 @@ def test_an_error_comes_out_and_the_threads_are_as_before():
 )
 def test_same_gradients_as_at_once(method, tmp_path, monkeypatch):
     run = trainer(tmp_path, method=method, dropout=0.0)
-    sample = sample_of(run)
-    loss, logits, found = run.gradients(sample)
-    monkeypatch.setattr(parts, "LARGE", 70)
-    whole_loss, whole_logits, expected = run.gradients(sample)
-    assert len(found) == len(expected) and loss == pytest.approx(whole_loss)
-    torch.testing.assert_close(logits, whole_logits)
-    for parameter, gradient in expected.items():
-        torch.testing.assert_close(found[parameter], gradient)
+    loss, found = gradients_of(run)
+    monkeypatch.setattr(side_by_side, "LARGE", 70)
+    whole_loss, expected = gradients_of(run)
+    assert batch_of(run).parts == 1 and loss == pytest.approx(whole_loss)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient)
 
 
 def test_same_bits_on_any_number_of_threads(tmp_path):
@@ -71,7 +78,7 @@ def test_same_bits_on_any_number_of_threads(tmp_path):
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         run = trainer(tmp_path / str(threads))
-        losses = [run.update(sample_of(run))[0] for _ in range(2)]
+        losses = [run.updater.take(batch_of(run), step=0).loss for _ in range(2)]
         after.append((losses, [p.detach().clone() for p in run.model.parameters()]))
     for losses, weights in after[1:]:
         assert losses == after[0][0] and all(map(torch.equal, weights, after[0][1]))
@@ -81,8 +88,8 @@ def test_a_loss_that_is_no_number_changes_nothing(tmp_path, monkeypatch):
     run = trainer(tmp_path)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     monkeypatch.setattr(learn, "mean_loss", lambda logits, targets: logits.sum() * torch.nan)
-    with pytest.raises(ValueError, match=r"step 1: the loss is nan; try a lower --lr than 0\.001"):
-        run.update(sample_of(run))
+    with pytest.raises(ValueError, match=r"step 1: the loss is nan.*a lower --lr \(now 0\.001\)"):
+        run.take_step()
     assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
 
 

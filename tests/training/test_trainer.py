@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from dape.training import loop
+from dape.data.windows import evaluation_ends
+from dape.tasks.base import step_seed
 from dape.training.checkpoint import checkpoints, find
-from dape.training.loop import NonFiniteLossError, step_seed, vocabulary_for
+from dape.training.language_model import vocabulary_for
 from dape.training.run import read_metrics
+from dape.training.trainer import NonFiniteLossError
 
 # Learning ------------------------------------------------------------------------------------------------------------
 
@@ -31,24 +33,24 @@ def test_mixed_precision_computes_in_it_and_keeps_the_weights_in_fp32(make_train
     trainer = make_trainer(precision=precision)
     seen = []
     trainer.model.blocks[0].attention.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
-    line = trainer._take_step()
+    line = trainer.take_step()[0]
     assert seen == [{"bf16": torch.bfloat16, "fp16": torch.float16}[precision]]
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
-    full = make_trainer("fp32")._take_step()
-    assert line["loss"] == pytest.approx(full["loss"], rel=0.01) and line["loss"] != full["loss"]
-    assert line["gradient_norm"] == pytest.approx(full["gradient_norm"], rel=0.1)  # not scaled any more
+    full = make_trainer("fp32").take_step()[0]
+    assert line.loss == pytest.approx(full.loss, rel=0.01) and line.loss != full.loss
+    assert line.gradient_norm == pytest.approx(full.gradient_norm, rel=0.1)  # not scaled any more
 
 
 def test_fp16_leaves_out_a_step_that_overflows_and_lowers_the_scale(make_trainer):
     trainer = make_trainer(precision="fp16", weight_decay=0.0)
-    trainer.scaler.load_state_dict({**trainer.scaler.state_dict(), "scale": 2.0**40})
+    trainer.updater.scaler.load_state_dict({**trainer.updater.scaler.state_dict(), "scale": 2.0**40})
     before = [p.clone() for p in trainer.model.parameters()]
-    line = trainer._take_step()
-    assert math.isfinite(line["loss"]) and not math.isfinite(line["gradient_norm"])
+    line, _ = trainer.take_step()
+    assert math.isfinite(line.loss) and not math.isfinite(line.gradient_norm)
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
-    assert trainer.scaler.get_scale() == 2.0**39 and trainer.step == 1
-    trainer.scaler.load_state_dict({**trainer.scaler.state_dict(), "scale": 2.0**10})
-    trainer._take_step()
+    assert trainer.updater.scaler.get_scale() == 2.0**39 and trainer.step == 1
+    trainer.updater.scaler.load_state_dict({**trainer.updater.scaler.state_dict(), "scale": 2.0**10})
+    trainer.take_step()
     assert not all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
 
@@ -75,8 +77,8 @@ def gradients_of_a_step(trainer) -> dict[str, torch.Tensor]:
         return real(*args, **kwargs)
 
     trainer.optimizer.step = step
-    line = trainer._take_step()
-    return {"loss": torch.tensor(line["loss"]), **seen}
+    line, _ = trainer.take_step()
+    return {"loss": torch.tensor(line.loss), **seen}
 
 
 @pytest.mark.parametrize("encoding", ["rope", "dape-kerple"])
@@ -86,10 +88,10 @@ def test_accumulating_gives_the_gradient_of_the_whole_batch(make_trainer, encodi
     for parts in (2, 3, 6):
         trainer = make_trainer(f"parts{parts}", encoding=encoding, batch=6, accumulate=parts)
         sizes = []
-        real = trainer.loss_of
-        trainer.loss_of = lambda tokens, encodings, real=real, sizes=sizes: (
+        real = trainer.task.loss_of
+        trainer.task.loss_of = lambda model, tokens, drawn, real=real, sizes=sizes: (
             sizes.append(len(tokens)),
-            real(tokens, encodings),
+            real(model, tokens, drawn),
         )[1]
         torch.testing.assert_close(gradients_of_a_step(trainer), whole, rtol=1e-4, atol=1e-6)
         assert sizes == [6 // parts] * parts
@@ -110,10 +112,10 @@ def test_recomputing_activations_gives_the_same_weights(make_trainer, train, enc
 def test_encodings_of_one_seed_see_the_same_batches_and_start_alike(make_trainer, monkeypatch):
     def first_batches(folder: str, **settings) -> list[torch.Tensor]:
         trainer, seen = make_trainer(folder, **settings), []
-        real = trainer.loss_of
-        trainer.loss_of = lambda tokens, encodings: (seen.append(tokens.clone()), real(tokens, encodings))[1]
+        real = trainer.task.loss_of
+        trainer.task.loss_of = lambda model, tokens, drawn: (seen.append(tokens.clone()), real(model, tokens, drawn))[1]
         for _ in range(3):
-            trainer._take_step()
+            trainer.take_step()
         return seen
 
     rope = first_batches("rope", encoding="rope")
@@ -131,10 +133,15 @@ def test_seeds_of_steps_do_not_repeat():
 def test_randomised_positions_change_from_step_to_step(make_trainer):
     trainer = make_trainer(encoding="randomized-rope")
     draws = []
-    real = trainer.loss_of
-    trainer.loss_of = lambda tokens, pes: (draws.append(pes[0].fixed_draw.positions.tolist()), real(tokens, pes))[1]
+    real = trainer.task.loss_of
+
+    def loss_of(model, tokens, drawn):
+        draws.append(drawn[0].fixed_draw.positions.tolist())
+        return real(model, tokens, drawn)
+
+    trainer.task.loss_of = loss_of
     for _ in range(3):
-        trainer._take_step()
+        trainer.take_step()
     assert len({tuple(draw) for draw in draws}) == 3 and all(len(draw) == 8 for draw in draws)
 
 
@@ -195,12 +202,13 @@ def test_steps_after_the_last_checkpoint_are_done_again(make_trainer, train, sav
 
 def test_the_state_of_the_loss_scaler_goes_on(make_trainer, train):
     trainer = make_trainer(precision="fp16")
-    trainer.scaler.load_state_dict({**trainer.scaler.state_dict(), "scale": 2.0**7, "_growth_tracker": 5})
+    scaler = trainer.updater.scaler
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**7, "_growth_tracker": 5})
     train(trainer, 2)
     again = make_trainer(precision="fp16")
     assert again.step == 2
-    assert again.scaler.state_dict() == trainer.scaler.state_dict()
-    assert again.scaler.state_dict()["scale"] == 2.0**7 and again.scaler.state_dict()["_growth_tracker"] == 7
+    state = again.updater.scaler.state_dict()
+    assert state == scaler.state_dict() and state["scale"] == 2.0**7 and state["_growth_tracker"] == 7
 
 
 def test_a_finished_run_stays_as_it_is(make_trainer, train):
@@ -243,7 +251,7 @@ def test_validation_is_the_same_for_the_same_weights(make_trainer, encoding):
 def test_validation_is_the_mean_over_the_windows(make_trainer, corpus):
     """One window at a time, from the definition of the windows."""
     trainer = make_trainer()
-    ends = loop.evaluation_ends(corpus.validation, reach=8, k=8, windows=64, same_document=False)
+    ends = evaluation_ends(corpus.validation, reach=8, k=8, windows=64, same_document=False)
     total = count = 0
     for end in ends:
         tokens = torch.from_numpy(corpus.validation.read(int(end) - 9, int(end)))
@@ -266,7 +274,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run(make_trainer, train, saved, s
     with pytest.raises(NonFiniteLossError) as error:
         train(trainer)
     words = str(error.value)
-    beginning = trainer.corpus.tokenizer.decode(trainer.windows.batch(4, 4)[0].tolist())
+    beginning = trainer.corpus.tokenizer.decode(trainer.task.windows.batch(4, 4)[0].tolist())
     for part in (
         "step 5",
         "the loss is nan",
@@ -290,7 +298,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights_change(m
     with pytest.raises(
         NonFiniteLossError, match=r"step 1: the gradient's norm is (inf|nan).*No checkpoint had been written"
     ):
-        trainer._take_step()
+        trainer.take_step()
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
 

@@ -1,0 +1,1 @@
+"""What is learned. The training loop knows a task by :class:`dape.tasks.base.Task` alone."""

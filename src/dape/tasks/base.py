@@ -1,0 +1,63 @@
+"""A task as the training loop sees it: batches that are a function of the step, losses that add up over parts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Of one part of a batch. Means are weighted by their counts, so that it does not matter how a batch is divided."""
+
+    mean: Float[Tensor, ""]
+    """Nats per target."""
+    count: int
+    """Targets of this part."""
+    right: int = 0
+    """Answers that are right, of ``answers``; where a task does not tell, there are none."""
+    answers: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The examples of one step."""
+
+    loss: Callable[[int], Loss]
+    """Of the part with this number."""
+    count: int
+    """Targets of all parts."""
+    parts: int = 1
+    side_by_side: bool = False
+    """The parts are small, so that threads may compute them at once. Otherwise parts are there to save memory."""
+    words: Callable[[], str] = lambda: ""
+    """What to say about the batch when its loss is not finite."""
+
+
+class Task(Protocol):
+    """What is learned. A batch is a function of the model and the step's number alone: training that was stopped goes
+    on to the weights it would have had."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What decides the batches, such as the hash of a text: saved, and compared when training goes on."""
+        ...
+
+    @property
+    def tokens(self) -> int | None:
+        """Of a step, if that is always the same number."""
+        ...
+
+    def batch(self, model: nn.Module, step: int) -> Batch: ...
+
+    def validate(self, model: nn.Module) -> float | None:
+        """Mean nats on examples that are held out; None if there are none."""
+        ...
+
+
+def step_seed(seed: int, step: int) -> int:
+    """A seed of its own for every step of every run."""
+    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,0 +1,83 @@
+"""The next token, in windows of text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from dape.data.store import Corpus
+from dape.data.windows import TrainingWindows, evaluation_ends, evaluation_windows
+from dape.tasks.base import Batch, Loss, step_seed
+
+VALIDATION_WINDOWS, VALIDATION_BATCH = 64, 16
+
+
+class TextTask:
+    """For :class:`~dape.models.decoder.DecoderLM`. Other models override :meth:`logits` and :meth:`draw`."""
+
+    def __init__(
+        self, corpus: Corpus, *, length: int, batch: int, seed: int, parts: int = 1, compile: bool = False
+    ) -> None:
+        self.corpus, self.length, self.size, self.seed, self.parts = corpus, length, batch, seed, parts
+        self.windows = TrainingWindows(corpus.train, length=length, seed=seed)
+        self.tokens = batch * length
+        self.loss_of = torch.compile(self._loss_of) if compile else self._loss_of
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        tokenizer = self.corpus.tokenizer
+        return {
+            "name": self.corpus.name,
+            "hash": self.corpus.hash,
+            "tokenizer": tokenizer.name,
+            "tokenizer_fingerprint": tokenizer.fingerprint,
+        }
+
+    def batch(self, model: nn.Module, step: int) -> Batch:
+        tokens = torch.from_numpy(self.windows.batch(step, self.size)).to(_device(model))
+        generator = torch.Generator().manual_seed(step_seed(self.seed, step))
+        parts = tokens.chunk(self.parts)
+        drawn = [self.draw(model, generator) for _ in parts]
+
+        def loss(part: int) -> Loss:
+            return Loss(self.loss_of(model, parts[part], drawn[part]), parts[part][:, 1:].numel())
+
+        def words() -> str:
+            beginning = self.corpus.tokenizer.decode(tokens[0, :40].tolist())
+            return f"batch {step} of seed {self.seed}, which begins {beginning!r}"
+
+        return Batch(loss=loss, count=tokens[:, 1:].numel(), parts=len(parts), words=words)
+
+    def _loss_of(self, model: nn.Module, tokens: Int[Tensor, "b t"], drawn: Any) -> Float[Tensor, ""]:
+        logits = self.logits(model, tokens[:, :-1], drawn)
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+    def logits(self, model: nn.Module, tokens: Int[Tensor, "b t"], drawn: Any) -> Float[Tensor, "b t n"]:
+        return model(tokens, encodings=drawn)
+
+    def draw(self, model: Any, generator: torch.Generator) -> Any:
+        """What is random about the encodings of one forward pass."""
+        return model.drawn_encodings(self.length, generator)
+
+    def validate(self, model: nn.Module) -> float | None:
+        """At the training length, on windows that are the same for every run on this text. None if the held-out text is
+        too short."""
+        stream = self.corpus.validation
+        if len(stream) <= self.length:
+            return None
+        k = self.length
+        ends = evaluation_ends(stream, reach=k, k=k, windows=VALIDATION_WINDOWS, same_document=False)
+        tokens = torch.from_numpy(evaluation_windows(stream, ends, k)).to(_device(model))
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            losses = [
+                self._loss_of(model, part, self.draw(model, generator)).item() * len(part)
+                for part in tokens.split(VALIDATION_BATCH)
+            ]
+        return sum(losses) / len(tokens)
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device

@@ -1,0 +1,112 @@
+"""One optimizer step: the only place in which weights change. Benchmarks time it, the training loop repeats it."""
+
+import contextlib
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dape.positional.base import project_
+from dape.tasks.base import Batch, Loss
+from dape.training.config import TrainConfig
+from dape.training.side_by_side import SideBySide
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class NotFiniteError(ValueError):
+    """The loss or the gradient is no number any more; the weights are as before."""
+
+
+@dataclass(frozen=True)
+class Updated:
+    loss: float
+    """Before the step."""
+    gradient_norm: float
+    """Before clipping."""
+    accuracy: float | None
+    """Share of the answers that were right, if the task tells."""
+
+
+class Updater:
+    """Changes what requires a gradient in ``model``, by ``optimizer``."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.config, self.optimizer = model, config, optimizer
+        self.learned = [p for p in model.parameters() if p.requires_grad]
+        self.device = self.learned[0].device
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+        self._side_by_side = SideBySide()
+
+    def take(self, batch: Batch, *, step: int) -> Updated:
+        """Gradients of all parts, checks, clipping, the optimizer's step, and parameters back into their range."""
+        with own_randomness(f"{self.config.seed} {step}", self.device):
+            losses = self._backward(batch)
+        loss = sum(mean for mean, _ in losses)
+        if not math.isfinite(loss):
+            self._refuse(f"the loss is {loss}")
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.learned, self.config.clip or math.inf).item()
+        if not self.scaler.is_enabled() and not math.isfinite(norm):
+            self._refuse(f"the gradient's norm is {norm}")
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        project_(self.model)
+        answers = sum(part.answers for _, part in losses)
+        return Updated(loss, norm, sum(part.right for _, part in losses) / answers if answers else None)
+
+    def _refuse(self, what: str) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        raise NotFiniteError(what)
+
+    def _backward(self, batch: Batch) -> list[tuple[float, Loss]]:
+        """Leaves the gradient of the whole batch in ``grad``. Of every part: what it adds to the loss, and itself."""
+        if batch.side_by_side and batch.parts > 1:
+            found = self._side_by_side(lambda part: self._gradients(batch, part), batch.parts)
+            for parameter, gradients in zip(self.learned, zip(*(g for *_, g in found), strict=True), strict=True):
+                parameter.grad = _sum(gradients)
+            return [(mean, part) for mean, part, _ in found]
+        losses = []
+        for index in range(batch.parts):
+            mean, part = self._loss(batch, index)
+            self.scaler.scale(mean).backward()
+            losses.append((mean.item(), part))
+        return losses
+
+    def _gradients(self, batch: Batch, index: int) -> tuple[float, Loss, tuple[Tensor | None, ...]]:
+        mean, part = self._loss(batch, index)
+        gradients = torch.autograd.grad(self.scaler.scale(mean), self.learned, allow_unused=True)
+        return mean.item(), part, gradients
+
+    def _loss(self, batch: Batch, index: int) -> tuple[Tensor, Loss]:
+        with self.autocast():
+            part = batch.loss(index)
+        return part.mean / (batch.count / part.count), part
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Half precision where torch thinks it safe; weights, gradients and the optimizer stay in float32."""
+        dtype = DTYPES.get(self.config.precision)
+        return contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+
+
+def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
+    """In order, in place; None where the parameter had no part in the result."""
+    first, *others = gradients
+    for other in others:
+        if first is not None and other is not None:
+            first += other
+    return first
+
+
+@contextlib.contextmanager
+def own_randomness(words: str, device: torch.device) -> Iterator[None]:
+    """What is drawn from torch's global generators (dropout of a model that is not ours) is a function of the words,
+    not of what was drawn before; gradient checkpointing, inside, draws again what it drew."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(zlib.crc32(words.encode()))
+        yield
