@@ -318,5 +318,6 @@ def check_files(folder: Path, checksums: Mapping[str, str], advice: str) -> None
         path = folder / name
         if not path.is_file():
             raise ValueError(f"{path}: is missing. {advice}")
-        if sha256(path) != expected:
-            raise ValueError(f"{path}: damaged, it is not what was written (checksums differ). {advice}")
+        if (found := sha256(path)) != expected:
+            told = f"expected sha256 {expected[:16]}, found {found[:16]}"
+            raise ValueError(f"{path}: damaged, it is not what was written (checksums differ: {told}). {advice}")

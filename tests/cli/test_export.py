@@ -109,6 +109,7 @@ def test_what_is_said_and_written(runs, exported, tmp_path, capsys):
     assert "step-00000003 -> " in shown.out and "logits differ by " in shown.out and "import dape.hf" in shown.out
     assert shown.err == ""
     names = {"README.md", "config.json", "dape.json", "generation_config.json", "model.safetensors"}
+    names |= {"dape-checksums.json"}
     assert {p.name for p in out.iterdir()} == names | {"tokenizer.json", "tokenizer_config.json"}
 
 
@@ -298,6 +299,7 @@ def test_weights_that_do_not_fit_are_refused(exported, tmp_path, capsys):
     weights = load_file(tmp_path / "model/model.safetensors")
     kept = {key: tensor for key, tensor in weights.items() if not key.endswith("encodings.1.f.second.bias")}
     save_file({**kept, "model.other": torch.zeros(1)}, tmp_path / "model/model.safetensors", {"format": "pt"})
+    (tmp_path / "model/dape-checksums.json").unlink()
     assert main(["import", str(tmp_path / "model"), "--out", str(tmp_path / "run")]) == 1
     shown = capsys.readouterr().err
     assert "1 tensors missing (model.encodings.1.f.second.bias); 1 tensors unexpected (model.other)" in shown

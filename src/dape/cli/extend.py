@@ -332,7 +332,7 @@ def _put_in(config: Extend, model: "nn.Module", length: int) -> None:
             extend(model, config.method, **_rotation(config, model), train_length=length, **config.options)
     except (ValueError, TypeError) as error:
         if saved.is_dir():
-            raise UsageError(f"{error}. To train it anew, delete {saved}") from error
+            raise UsageError(f"{str(error).removesuffix('.')}. To train it anew, delete {saved}") from error
         raise UsageError(str(error)) from error
 
 

@@ -7,11 +7,16 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dape.errors import UsageError
+from dape.hf import checksums
 from dape.hf.convert import quiet
 
 
 def open_model(folder: Path) -> Any:
     """The library would fill gaps with random numbers and a note; what flash-attention was asked for, SDPA computes."""
+    try:
+        checksums.verify(folder)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     config = _read_config(folder)
     with quiet():
         try:

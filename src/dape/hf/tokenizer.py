@@ -7,6 +7,7 @@ from typing import Any
 from dape.data.tokenizer import END_OF_DOCUMENT, FILE, INFO, ByteTokenizer, LibraryTokenizer, Tokenizer, load_tokenizer
 from dape.errors import UsageError
 from dape.files import write_text
+from dape.hf import checksums
 
 SETTINGS = "tokenizer_config.json"
 
@@ -34,7 +35,13 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def open_exported(folder: Path) -> Tokenizer:
-    """The tokenizer of a model's folder, whether we or the library wrote it."""
+    """The tokenizer of a model's folder, whether we or the library wrote it. Another than was saved is refused."""
+    tokenizer = _open(folder)
+    checksums.verify_tokenizer(folder, tokenizer.fingerprint)
+    return tokenizer
+
+
+def _open(folder: Path) -> Tokenizer:
     if not (folder / FILE).is_file():
         raise UsageError(
             f"{folder} has no {FILE}: save the tokenizer there too, tokenizer.save_pretrained(...), or name one with "

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from dape.data.store import Corpus
@@ -20,10 +19,12 @@ from dape.data.windows import TrainingWindows
 from dape.errors import UsageError
 from dape.files import replacing, write_text
 from dape.hf.adapter import HANDLE, project_
+from dape.reading import check_seal, read_json, reading, sealed
 from dape.training.config import TrainConfig
 from dape.training.optim import learning_rate
+from dape.training.tensors import tensors_hash, write_tensors
 
-WEIGHTS, STATE = "tuning.safetensors", "tuning.json"
+WEIGHTS, STATE, SHA256 = "tuning.safetensors", "tuning.json", "sha256"
 SAVE_SECONDS = 60.0
 
 
@@ -122,22 +123,23 @@ class Tuner:
             tensors |= {f"{key}.{name}": value for key, value in self.optimizer.state.get(p, {}).items()}
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / WEIGHTS) as path:
-            # With their step: killed between the two files, it would go on from another.
-            step = {"step": str(self.step)}
-            save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, step)
-        write_text(self.folder / STATE, json.dumps({"step": self.step, **asdict(self.tuning)}) + "\n")
+            # With their step and checksum: killed between the two files, it would go on from another.
+            write_tensors(tensors, path, {"step": str(self.step), SHA256: tensors_hash(tensors, str(self.step))})
+        write_text(self.folder / STATE, json.dumps(sealed({"step": self.step, **asdict(self.tuning)})) + "\n")
 
     def _resume(self) -> None:
         state = self.folder / STATE
         if not state.is_file():
             return
         try:
-            saved: dict[str, Any] = json.loads(state.read_text(encoding="utf-8"))
+            saved = read_json(state)
+            with reading(state, "is damaged"):
+                check_seal(saved)
             self._check_same(saved)
             tensors, step = _read(self.folder / WEIGHTS)
             self._put_back(tensors)
             self.step = int(step or saved["step"])
-        except (ValueError, KeyError, RuntimeError, OSError, SafetensorError) as error:
+        except (ValueError, KeyError, RuntimeError, OSError) as error:
             if isinstance(error, UsageError):
                 raise
             raise UsageError(f"{self.folder} is damaged ({error}); delete it to begin the training anew") from error
@@ -159,9 +161,14 @@ class Tuner:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """Tensors, and the step they are of (older folders have it in the file beside alone)."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {}).get("step")  # noqa: SIM118
+    """Tensors, and the step they are of (older folders have it in the file beside alone, and no checksum)."""
+    with reading(path, "is damaged"), safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        noted = file.metadata() or {}
+        step = noted.get("step")
+        if noted.get(SHA256) not in (None, tensors_hash(tensors, step or "")):
+            raise ValueError("checksums differ, it is not what was written")
+        return tensors, step
 
 
 @contextmanager

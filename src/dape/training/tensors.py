@@ -31,9 +31,9 @@ def writing(path: Path) -> Iterator[None]:
         raise OSError(f"cannot write {path}: {error}") from error
 
 
-def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, types, shapes and every bit."""
-    digest = hashlib.sha256()
+def tensors_hash(tensors: Mapping[str, Tensor], about: str = "") -> str:
+    """Of names, types, shapes and every bit, and of what is noted beside them."""
+    digest = hashlib.sha256(about.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().data)
