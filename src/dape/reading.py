@@ -130,11 +130,19 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803 (as the library declares it)
+        """Thousands of brackets within each other take the library seconds before it gives up."""
+        if self.flow_level > DEEPEST:
+            raise ValueError("nested too deeply")
+        super().fetch_flow_collection_start(TokenClass)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ValueError(f"{short(key)} occurs twice")
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise ValueError(f"{short(key.value)} occurs twice")
+                seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

@@ -333,7 +333,7 @@ def test_wrong_arguments_of_import(exported, tmp_path, capsys):
         ("someone/some-model", "dape never goes to the network: download it first, `hf download someone/some-model"),
         (tmp_path / "empty", "has no config.json"),
         (tmp_path / "gpt", "is a model of type 'gpt2', and only type 'dape'"),
-        (tmp_path / "broken", "is not JSON"),
+        (tmp_path / "broken", "config.json: is not what it should be"),
         (tmp_path / "list", "is a model of type None"),
     ):
         assert main(["import", str(model), "--out", str(tmp_path / "out")]) == 2

@@ -33,6 +33,7 @@ from dape.training import checkpoint as checkpoints
 from dape.training.checkpoint import Description
 from dape.training.config import TrainConfig
 from dape.training.cost import require_fits
+from dape.training.tensors import writing
 
 ORIGIN = "dape.json"
 FORMAT = 1
@@ -48,7 +49,8 @@ def export(checkpoint: Path, run: Path, out: Path) -> float:
     tokenizer = load_tokenizer(checkpoint)
     decoder = checkpoints.load_model(checkpoint, description, torch.device("cpu")).eval()
     with new_folder(out) as folder, quiet():
-        wrapped(decoder, tokenizer).save_pretrained(folder)
+        with writing(out):
+            wrapped(decoder, tokenizer).save_pretrained(folder)
         save_tokenizer(tokenizer, folder)
         write_text(folder / ORIGIN, _origin(description))
         parameters = sum(p.numel() for p in decoder.parameters())
