@@ -130,7 +130,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803 (as the library declares it)
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
         """Thousands of brackets within each other take the library seconds before it gives up."""
         if self.flow_level > DEEPEST:
             raise ValueError("nested too deeply")

@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -412,3 +413,104 @@ def test_without_scripts_tables_and_claims_are_there(browser, page):
     assert browser.count("svg.marks") == 0 and browser.count("#s1 .of-ours tbody tr") == 7
     hidden = "return [...document.querySelectorAll('.needs-script')].every(e => e.offsetParent === null)"
     assert browser.run(hidden) and "6.616" in browser.run("return document.body.innerText")
+
+
+# Hostile names -------------------------------------------------------------------------------------------------------
+
+HOSTILE = [
+    "</script><script>window.x=1</script>",
+    "<!--<script>window.x=2",
+    "\"><img src=x onerror='window.x=3'>",
+    "' onfocus='window.x=4' autofocus tabindex='0",
+    "javascript:window.x=5//",
+    "]]></style><svg onload=window.x=6>",
+    "}</style><style>body{display:none}",
+    "{{ 7 * 7 }} {% raw %} ${window.x=8}",
+    "datum.constructor.constructor('window.x=9')()",
+    "'+(window.x=10)+'",
+    "line\u2028separator\u2029and\u0000zero\u202eoverride",
+    "constructor",
+    "a\\'];window.x=11;//",
+    "url(http://127.0.0.1:9/x)",
+]
+"""Text of somebody who wants the page to run it: HTML, attributes, links, CSS, templates, expressions of Vega."""
+
+
+def hostile_rows(metric: str, protocol: str, **extra: Any) -> list[Row]:
+    """Every text that a row can have."""
+    return [
+        Row(
+            run=f"{name} {length}",
+            method=name,
+            variant=name,
+            seed=0,
+            train_length=64,
+            length=length,
+            metric=metric,
+            value=0.5 + place / 100,
+            scored_tokens=9,
+            protocol=protocol,
+            data_hash=name,
+            mode=name,
+            tokenizer=name,
+            note=name,
+            extra={
+                name: name,
+                "href": "javascript:window.x=12",
+                "tooltip": {"signal": "window.x=13"},
+                **extra,
+                "data": name,
+            },
+        )
+        for place, name in enumerate(HOSTILE)
+        for length in (64, 128)
+    ]
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory) -> Path:
+    def claim(name: str) -> Claim:
+        side = {"verdict": name, "detail": name}
+        return Claim.from_plain({"id": name, "statement": name, "source": name, "ours": side, "paper": side})
+
+    def taken(name: str) -> Maps:
+        plain, summary = maps(), [{name: name, "layer": name, "head": 2}]
+        texts = tuple((each, each) for each in HOSTILE[:2])
+        return replace(
+            plain, method=name, samples=texts, formulas=dict.fromkeys(plain.terms, name), heads_summary=summary
+        )
+
+    claims = [claim(name) for name in HOSTILE]
+    of_tasks = [row for name in HOSTILE[:4] for row in hostile_rows("accuracy", "che", task=name)]
+    sections = [
+        Section(
+            HOSTILE[0], HOSTILE, hostile_rows("perplexity", "last_k"), [], claims, taken(HOSTILE[0]), warnings=HOSTILE
+        ),
+        Section(HOSTILE[2], HOSTILE, of_tasks, [], [], taken(HOSTILE[3]), source=HOSTILE[2]),
+        *(Section(name, [name], hostile_rows(name, name), [], source=name) for name in HOSTILE[3:]),
+    ]
+    path = tmp_path_factory.mktemp("hostile") / "report.html"
+    path.write_text(build_page(sections, HOSTILE[0]), encoding="utf-8")
+    return path
+
+
+def test_hostile_names_in_every_field_are_text(browser, hostile):
+    browser.open(hostile)
+    figure = "const f = document.querySelectorAll('figure')[arguments[0]];"
+    for place in range(browser.count("figure")):  # drawn when they come into sight
+        browser.run(f"{figure} f.scrollIntoView({{block: 'center', behavior: 'instant'}})", place)
+        browser.until(f"{figure} return f.querySelector('svg') && !f.ariaBusy", place)
+    browser.focus("#s1 figure.curves .drawing")
+    browser.press("Right")
+    shown = browser.until("const tip = document.getElementById('tip'); return tip.hidden ? '' : tip.innerText")
+    assert HOSTILE[0] in shown
+    browser.click("#s1 .of-ours table thead th:nth-child(3) button")
+    assert browser.run("return window.x") is None and browser.run("return document.title") == HOSTILE[0]
+    assert browser.run("return performance.getEntriesByType('resource').length") == 0
+    assert browser.console() == []
+    assert browser.count("img, iframe, object, embed, form, base, link[href], [onerror], [onload], [onfocus]") == 0
+    addresses = browser.run("return [...document.querySelectorAll('[href], [src]')].map(e => e.getAttribute('href'))")
+    assert all(address.startswith("#") for address in addresses)
+    body = browser.run("return document.body.textContent")
+    for name in HOSTILE:
+        assert name.replace("\0", "\ufffd") in body or name in body, name
