@@ -12,7 +12,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz sanitize crash lint format clean
+.PHONY: help setup demo test test-all fuzz sanitize crash lint audit format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ lint: $(READY)  ## formatting, lint, types and imports between packages
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+audit: $(READY)  ## installed versions against constraints.txt, and known vulnerabilities if they can be looked up
+	$(BIN)/python -m tests.audit
 
 format: $(READY)  ## let ruff rewrite the code
 	$(BIN)/ruff format .

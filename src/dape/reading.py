@@ -130,11 +130,19 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        """Thousands of brackets within each other take the library seconds before it gives up."""
+        if self.flow_level > DEEPEST:
+            raise ValueError("nested too deeply")
+        super().fetch_flow_collection_start(TokenClass)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ValueError(f"{short(key)} occurs twice")
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise ValueError(f"{short(key.value)} occurs twice")
+                seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -318,5 +326,6 @@ def check_files(folder: Path, checksums: Mapping[str, str], advice: str) -> None
         path = folder / name
         if not path.is_file():
             raise ValueError(f"{path}: is missing. {advice}")
-        if sha256(path) != expected:
-            raise ValueError(f"{path}: damaged, it is not what was written (checksums differ). {advice}")
+        if (found := sha256(path)) != expected:
+            told = f"expected sha256 {expected[:16]}, found {found[:16]}"
+            raise ValueError(f"{path}: damaged, it is not what was written (checksums differ: {told}). {advice}")

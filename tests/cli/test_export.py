@@ -109,6 +109,7 @@ def test_what_is_said_and_written(runs, exported, tmp_path, capsys):
     assert "step-00000003 -> " in shown.out and "logits differ by " in shown.out and "import dape.hf" in shown.out
     assert shown.err == ""
     names = {"README.md", "config.json", "dape.json", "generation_config.json", "model.safetensors"}
+    names |= {"dape-checksums.json"}
     assert {p.name for p in out.iterdir()} == names | {"tokenizer.json", "tokenizer_config.json"}
 
 
@@ -298,6 +299,7 @@ def test_weights_that_do_not_fit_are_refused(exported, tmp_path, capsys):
     weights = load_file(tmp_path / "model/model.safetensors")
     kept = {key: tensor for key, tensor in weights.items() if not key.endswith("encodings.1.f.second.bias")}
     save_file({**kept, "model.other": torch.zeros(1)}, tmp_path / "model/model.safetensors", {"format": "pt"})
+    (tmp_path / "model/dape-checksums.json").unlink()
     assert main(["import", str(tmp_path / "model"), "--out", str(tmp_path / "run")]) == 1
     shown = capsys.readouterr().err
     assert "1 tensors missing (model.encodings.1.f.second.bias); 1 tensors unexpected (model.other)" in shown
@@ -331,7 +333,7 @@ def test_wrong_arguments_of_import(exported, tmp_path, capsys):
         ("someone/some-model", "dape never goes to the network: download it first, `hf download someone/some-model"),
         (tmp_path / "empty", "has no config.json"),
         (tmp_path / "gpt", "is a model of type 'gpt2', and only type 'dape'"),
-        (tmp_path / "broken", "is not JSON"),
+        (tmp_path / "broken", "config.json: is not what it should be"),
         (tmp_path / "list", "is a model of type None"),
     ):
         assert main(["import", str(model), "--out", str(tmp_path / "out")]) == 2

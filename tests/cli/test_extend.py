@@ -375,8 +375,8 @@ def test_the_end_of_a_document_is_the_models(capsys):
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("adapter/adapter.safetensors", "adapter.safetensors is damaged"),
-        ("adapter/adapter.json", "adapter.json is not JSON"),
+        ("adapter/adapter.safetensors", "adapter.safetensors: damaged, it is not what was written"),
+        ("adapter/adapter.json", "adapter.json: is not what it should be"),
         ("extend.json", "extend.json is damaged"),
     ],
 )

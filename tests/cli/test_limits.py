@@ -70,3 +70,9 @@ def test_bytes_in_words():
         "3.2 TB",
         "5 PB",
     ]
+
+
+def test_lengths_that_no_memory_can_hold(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["probe", "--train", "--methods", "alibi", "--lengths", str(10**15), "--out", "out"]) == 2
+    assert "one sequence would need" in capsys.readouterr().err and not (tmp_path / "out").exists()

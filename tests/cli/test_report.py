@@ -68,7 +68,14 @@ def test_claims_and_maps_of_a_folder(folder):
     (folder / "maps").mkdir()
     arrays = {name: np.zeros((1, 2, 3, 8), "f4") for name in ("scores", "bias", "f", "logits", "weights")}
     np.savez(folder / "maps/maps.npz", lags=np.arange(8)[::-1], **arrays)
-    facts = {"method": "dape-kerple", "length": 8, "query": 8, "layers": [1, 2], "heads": [1, 2, 3]}
+    facts = {
+        "format": "dape visualize 1",
+        "method": "dape-kerple",
+        "length": 8,
+        "query": 8,
+        "layers": [1, 2],
+        "heads": [1, 2, 3],
+    }
     facts["samples"] = [{"id": 1, "text": "some text"}]
     (folder / "maps/maps.json").write_text(json.dumps(facts))
     assert main(["report", str(folder)]) == 0
@@ -87,8 +94,11 @@ def test_damaged_maps_and_claims_do_not_cost_the_report(folder, capsys, content)
 
 
 def test_pickles_in_maps_are_not_opened(folder, capsys):
-    np.savez(folder / "maps.npz", lags=np.array([{}], dtype=object), scores=np.zeros(1), allow_pickle=True)
-    (folder / "maps.json").write_text('{"layers": [1], "heads": [1], "samples": []}')
+    np.savez(
+        folder / "maps.npz", lags=np.array([{}], dtype=object), scores=np.array([{}], dtype=object), allow_pickle=True
+    )
+    facts = {"format": "dape visualize 1", "layers": [1], "heads": [1], "samples": [], "length": 1}
+    (folder / "maps.json").write_text(json.dumps(facts))
     assert main(["report", str(folder)]) == 0
     assert "allow_pickle" in capsys.readouterr().err
 

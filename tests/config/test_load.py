@@ -1,6 +1,8 @@
 """Settings from presets, files and flags: who wins, what is refused, and that no file runs code."""
 
+import contextlib
 import shlex
+import time
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from dape.cli.train import Train, expand
 from dape.config.fields import _read, write_key_values
 from dape.config.load import as_flags, preset_names, read_preset, read_yaml, value_of, with_settings
 from dape.errors import UsageError
+from dape.reading import parse_yaml
 from dape.training.run import RunConfig
 
 
@@ -281,3 +284,17 @@ def test_a_continued_run_takes_no_other_settings(begun, argv):
 def test_nothing_to_continue(argv, words):
     with pytest.raises(UsageError, match=words):
         expand(["--resume", *argv])
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "{" * 3000, "{" + ", ".join(f"a{n}: 1" for n in range(20_000)) + "}"])
+def test_odd_settings_take_no_time(text):
+    """Five seconds for brackets and half a minute for many names, before."""
+    begin = time.process_time()
+    with contextlib.suppress(ValueError):
+        parse_yaml(text)
+    assert time.process_time() - begin < 8
+
+
+def test_names_that_occur_twice_in_settings():
+    with pytest.raises(ValueError, match="'a' occurs twice"):
+        parse_yaml("{a: 1, b: 2, a: 3}")

@@ -73,7 +73,7 @@ def test_check_reads_everything(dape, texts, tmp_path, monkeypatch):
     Corpus.open(tmp_path / "out")
     code, out, err = dape("--check", "out")
     assert code == 1 and not out
-    assert err.startswith("dape: out/train-00000.bin: damaged, it is not what was written (checksums differ). Prepare")
+    assert err.startswith("dape: out/train-00000.bin: damaged, it is not what was written (checksums differ: expected ")
     for argv, words in ((["a", "--check", "out"], "leave SOURCE and --out away"), (["a"], "--out is missing")):
         code, _, err = dape(*argv)
         assert code == 2 and words in err

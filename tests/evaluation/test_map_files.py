@@ -58,13 +58,19 @@ def test_damaged_or_foreign_arrays(tmp_path):
     whole = path.read_bytes()
     for content in (b"", whole[: len(whole) // 2]):
         path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"maps\.npz: damaged, it is not what was written"):
+            read_maps(tmp_path)
+    facts = json.loads((tmp_path / "maps.json").read_text())
+    facts = {name: value for name, value in facts.items() if name not in ("sha256", "checksum")}
+    (tmp_path / "maps.json").write_text(json.dumps(facts))  # as from before there were checksums
+    for content in (b"", whole[: len(whole) // 2]):
+        path.write_bytes(content)
         with pytest.raises(ValueError, match=r"maps\.npz: missing or damaged"):
             read_maps(tmp_path)
     np.savez(path, **dict.fromkeys(STAGES, np.array([{}], dtype=object)))  # would need pickle, which runs code
     with pytest.raises(ValueError, match=r"maps\.npz: missing or damaged"):
         read_maps(tmp_path)
     write_maps(tmp_path, make(length=6))
-    facts = json.loads((tmp_path / "maps.json").read_text())
     (tmp_path / "maps.json").write_text(json.dumps({**facts, "length": 7}))
     with pytest.raises(ValueError, match=r"has shape \(2, 2, 1, 6\), maps\.json says \(2, 2, 1, 7\)"):
         read_maps(tmp_path)

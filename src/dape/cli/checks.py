@@ -61,9 +61,20 @@ def _shape(model: DecoderConfig) -> str:
 
 
 def check_reach(model: DecoderConfig, longest: int) -> None:
-    """Find out before training whether the encoding can be evaluated at that length: some have tables of fixed size."""
+    """Find out before training whether the encoding can be evaluated at that length: some have tables of fixed size.
+    And whether one sequence of that length fits into memory at all."""
     import torch
 
+    from dape.cli.devices import free_memory
+    from dape.machine import in_words
+    from dape.training.cost import window_bytes
+
+    room, needed = free_memory(torch.device("cpu")), window_bytes(model.width, longest)
+    if needed > room:
+        raise UsageError(
+            f"length {longest}: one sequence would need {in_words(needed)} of memory, and {in_words(room)} are free "
+            f"here; choose shorter ones"
+        )
     from dape.positional.build import build
     from dape.positional.randomized import Randomized
 

@@ -1,6 +1,5 @@
 """``dape export`` and ``dape import``: checkpoints and models of transformers. Imports torch only when they run."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import tyro
 from dape.errors import UsageError
 from dape.extras import transformers_trouble
 from dape.files import check_writable_folder
+from dape.reading import read_json
 
 if TYPE_CHECKING:
     from dape.data.tokenizer import Tokenizer
@@ -123,9 +123,8 @@ def model_type(folder: Path) -> str | None:
             f"network: download it first, `hf download {folder} --local-dir DIR`"
         )
     try:
-        given = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        return read_json(folder / CONFIG).get("model_type")
     except FileNotFoundError:
         raise UsageError(f"{folder}: has no {CONFIG}; give a folder of transformers, as `dape export` writes") from None
     except ValueError as error:
-        raise UsageError(f"{folder / CONFIG}: is not JSON ({error})") from error
-    return given.get("model_type") if isinstance(given, dict) else None
+        raise UsageError(str(error)) from error

@@ -17,6 +17,7 @@ from dape.config.fields import KEY_VALUES
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig
 from dape.files import check_writable_folder, locked, write_text
+from dape.reading import check_seal, read_json, sealed, unsealed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -131,8 +132,10 @@ def _saved(config: Extend) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+        saved = read_json(path)
+        check_seal(saved)
+        return unsealed(saved)
+    except ValueError as error:
         raise UsageError(f"{path} is damaged ({error}); use another --out, or delete this one") from error
 
 
@@ -184,7 +187,7 @@ def _take_out(config: Extend, corpus: "Corpus") -> None:
     _check_out(config, settings)
     if (saved := _saved(config)) and "reach" not in saved:
         settings.pop("reach")
-    write_text(config.out / SETTINGS, json.dumps(settings, indent=2) + "\n")
+    write_text(config.out / SETTINGS, json.dumps(sealed(settings), indent=2) + "\n")
 
 
 def _is_measured_untuned(config: Extend, model: "nn.Module") -> bool:
@@ -333,7 +336,7 @@ def _put_in(config: Extend, model: "nn.Module", length: int) -> None:
             extend(model, config.method, **_rotation(config, model), train_length=length, **config.options)
     except (ValueError, TypeError) as error:
         if saved.is_dir():
-            raise UsageError(f"{error}. To train it anew, delete {saved}") from error
+            raise UsageError(f"{str(error).removesuffix('.')}. To train it anew, delete {saved}") from error
         raise UsageError(str(error)) from error
 
 

@@ -1,22 +1,21 @@
 """``dape report``: result folders as one page for a browser. No torch here."""
 
-import json
-import math
 import os
 import sys
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from dape.errors import UsageError
 from dape.evaluation.statistics import COORDINATES
 from dape.files import check_writable_file, write_text
+from dape.reading import parse_json
 
 if TYPE_CHECKING:
+    from dape.evaluation.map_files import BiasMaps
     from dape.evaluation.records import Row
     from dape.paper import Published
     from dape.report.page import Claim, Maps, Section
@@ -214,7 +213,7 @@ def claims_of(path: Path) -> "tuple[list[Claim], list[str]]":
     if not path.is_file():
         return [], []
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        given = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         return [], [f"{path.name} is left out: {error}"]
     if not isinstance(given, list):
@@ -230,50 +229,33 @@ def claims_of(path: Path) -> "tuple[list[Claim], list[str]]":
 
 def maps_of(folder: Path) -> "tuple[Maps | None, list[str]]":
     """What `dape visualize` has written here or into maps/."""
+    from dape.evaluation.map_files import read_maps
+
     for place in (folder, folder / "maps"):
-        arrays, words = (place / name for name in MAPS)
-        if not arrays.is_file() or not words.is_file():
+        if not all((place / name).is_file() for name in MAPS):
             continue
         try:
-            return _maps(arrays, words), []
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-            return None, [f"{arrays.name} is left out: {error}"]
+            return _maps(read_maps(place)), []
+        except (OSError, ValueError) as error:
+            return None, [f"{MAPS[0]} is left out: {error}"]
     return None, []
 
 
-def _formulas(given: Any) -> dict[str, str]:
-    return {str(name): str(text) for name, text in given.items()} if isinstance(given, dict) else {}
+def _maps(found: "BiasMaps") -> "Maps":
+    from dape.report.page import Maps
 
-
-def _maps(arrays: Path, words: Path) -> "Maps":
-    import numpy as np
-
-    from dape.report.page import TERMS, Maps
-
-    given: dict[str, Any] = json.loads(words.read_text(encoding="utf-8"))
-    with arrays.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-        terms = {name: file[name] for name in TERMS if name in file}
-        lags = file["lags"]
-    layers, heads = tuple(given["layers"]), tuple(given["heads"])
-    samples = tuple((str(sample["id"]), str(sample["text"])) for sample in given["samples"])
-    shape = (len(samples), len(layers), len(heads), len(lags))
-    for name in ("scores", "weights"):
-        if name not in terms:
-            raise ValueError(f"there is no array {name}")
-    for name, values in terms.items():
-        if values.shape != shape:
-            raise ValueError(f"{name} has shape {values.shape}, and {words.name} speaks of {shape}")
-    if not math.prod(shape):
+    given = found.facts
+    if not found.rows["scores"].size:
         raise ValueError("there is nothing in it")
     return Maps(
-        method=str(given["method"]),
-        length=int(given["length"]),
-        query=int(given["query"]),
-        layers=layers,
-        heads=heads,
-        samples=samples,
-        lags=lags,
-        terms=terms,
-        formulas=_formulas(given.get("terms")),
+        method=given.get("method", ""),
+        length=given["length"],
+        query=given.get("query", given["length"]),
+        layers=tuple(given["layers"]),
+        heads=tuple(given["heads"]),
+        samples=tuple((str(sample.get("id")), str(sample.get("text", ""))) for sample in given["samples"]),
+        lags=found.lags,
+        terms=found.rows,
+        formulas=given.get("terms", {}),
         heads_summary=given.get("heads_summary"),
     )

@@ -5,13 +5,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
 from dape.data.cuts import Cutter, cutter, learning_parts
 from dape.errors import UsageError
 from dape.files import write_text
+from dape.reading import parse_json, read_record, reading
 
 if TYPE_CHECKING:
     import tokenizers
@@ -71,18 +72,23 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     if content.get("type") == "bytes":
         return ByteTokenizer()
     info = path.with_name(INFO)
-    given = _parse(info, info.read_text(encoding="utf-8")) if info.is_file() else {}
-    return LibraryTokenizer(text, name=given.get("name", f"file:{path.name}"), origin=path, eod=given.get("eod"))
+    given = read_record(info, _Info) if info.is_file() else _Info(name=f"file:{path.name}", eod=None)
+    return LibraryTokenizer(text, name=given["name"], origin=path, eod=given["eod"])
+
+
+class _Info(TypedDict):
+    """What tokenizer.json does not say."""
+
+    name: str
+    eod: str | None
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
+    with reading(path, "not a tokenizer"):
+        content = parse_json(text)
         if not isinstance(content, dict):
             raise ValueError("not a JSON object")
-    except ValueError as error:
-        raise ValueError(f"{path}: not a tokenizer ({error})") from error
-    return content
+        return content
 
 
 def _check_ids(ids: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> np.ndarray:

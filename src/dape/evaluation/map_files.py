@@ -6,14 +6,26 @@ maps.json     what they are: model, windows, layers and heads (counted from 1), 
 """
 
 import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
 from dape.errors import UsageError
+from dape.files import sha256
+from dape.reading import (
+    Count,
+    FileName,
+    Sha256,
+    as_record,
+    check_files,
+    check_seal,
+    read_json,
+    reading,
+    sealed,
+    unsealed,
+)
 
 STAGES = ("scores", "bias", "f", "logits", "weights")
 ROWS, IMAGES, FACTS = "maps.npz", "images.npz", "maps.json"
@@ -47,7 +59,9 @@ def write_maps(folder: Path, maps: BiasMaps) -> None:
     if maps.images is not None:
         _save(folder / IMAGES, _as_float32(maps.images))
     files = sorted({FACTS, *(path.name for path in folder.iterdir())})
-    text = json.dumps({"format": FORMAT, **maps.facts, "files": files}, indent=2, allow_nan=False, ensure_ascii=False)
+    checksums = {name: sha256(folder / name) for name in (ROWS, IMAGES) if name in files}
+    facts = sealed({"format": FORMAT, **maps.facts, "files": files, "sha256": checksums})
+    text = json.dumps(facts, indent=2, allow_nan=False, ensure_ascii=False)
     (folder / FACTS).write_text(text + "\n", encoding="utf-8")
 
 
@@ -60,29 +74,56 @@ def _as_float32(stages: Stages) -> Stages:
 
 
 def read_maps(folder: Path) -> BiasMaps:
+    """What :func:`write_maps` wrote, checked; also from before there were checksums."""
     facts = read_facts(folder)
     if facts is None:
         raise UsageError(f"{folder}: holds no {FACTS} of `dape visualize`")
-    images = _read_arrays(folder / IMAGES) if (folder / IMAGES).exists() else None
-    maps = BiasMaps(facts, _read_arrays(folder / ROWS), images)
-    expected = (len(facts["samples"]), len(facts["layers"]), len(facts["heads"]), facts["length"])
-    if maps.rows["scores"].shape != expected:
-        raise ValueError(f"{folder}: {ROWS} has shape {maps.rows['scores'].shape}, {FACTS} says {expected}")
-    return maps
+    with reading(folder / FACTS, "is damaged", _ADVICE):
+        check_seal(facts)
+        known = as_record(_Facts, {name: value for name, value in facts.items() if name in _Facts.__annotations__})
+    check_files(folder, known.get("sha256", {}), _ADVICE)
+    layers, heads = len(known["layers"]), len(known["heads"])
+    rows = _read_arrays(folder / ROWS, (len(known["samples"]), layers, heads, known["length"]))
+    images = _read_arrays(folder / IMAGES, (layers, heads, None, None)) if (folder / IMAGES).exists() else None
+    return BiasMaps(unsealed(facts), rows, images)
+
+
+_ADVICE = "Draw the maps again with `dape visualize`."
+
+
+class _Facts(TypedDict):
+    """What readers rely on in maps.json, among other things."""
+
+    samples: list[dict[str, Any]]
+    layers: list[Count]
+    heads: list[Count]
+    length: Count
+    query: NotRequired[Count]
+    method: NotRequired[str]
+    terms: NotRequired[dict[str, str]]
+    heads_summary: NotRequired[list[dict[str, Any]]]
+    files: NotRequired[list[FileName]]
+    sha256: NotRequired[dict[FileName, Sha256]]
 
 
 def read_facts(folder: Path) -> dict[str, Any] | None:
     """The content of maps.json; None if the folder is not an output of ours."""
     try:
-        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        facts = read_json(folder / FACTS)
     except (OSError, ValueError):
         return None
-    return facts if isinstance(facts, dict) and facts.get("format") == FORMAT else None
+    return facts if facts.get("format") == FORMAT else None
 
 
-def _read_arrays(path: Path) -> Stages:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return {name: stored[name] for name in STAGES}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: missing or damaged ({error})") from error
+def _read_arrays(path: Path, shape: tuple[int | None, ...]) -> Stages:
+    """Of this shape, where it is known."""
+    if not path.is_file():
+        raise ValueError(f"{path}: missing or damaged. {_ADVICE}")
+    with reading(path, "missing or damaged", _ADVICE), path.open("rb") as file:
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in STAGES}
+        for name, values in arrays.items():
+            fits = values.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, values.shape, strict=True))
+            if not fits or values.dtype.kind != "f":
+                raise ValueError(f"{name} has shape {values.shape} of {values.dtype}, {FACTS} says {shape}")
+        return arrays

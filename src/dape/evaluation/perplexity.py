@@ -20,6 +20,7 @@ from dape.errors import UsageError
 from dape.evaluation.config import EARLY, LATE, EvalConfig
 from dape.evaluation.records import Row
 from dape.positional.randomized import Randomized
+from dape.training.cost import window_bytes
 
 RANDOM_BATCH = 8
 """Windows that share one draw of randomised positions; fixed, so that results do not depend on memory."""
@@ -237,10 +238,8 @@ def batch_size(model: Readable, length: int) -> int:
     """Windows at a time: enough to keep the processor busy, no more than memory allows."""
     if any(isinstance(pe, Randomized) for pe in model.encodings):
         return RANDOM_BATCH
-    # Residual stream, q, k, v, attention output and the feed-forward's four widths with its activation, in float32.
-    bytes_per_token = 4 * 16 * model.config.width
     room = 0.25 * free_memory(model.embedding.weight.device)
-    return max(1, int(min(TOKENS_AT_ONCE / length, room / (bytes_per_token * length))))
+    return max(1, int(min(TOKENS_AT_ONCE / length, room / window_bytes(model.config.width, length))))
 
 
 def free_memory(device: torch.device) -> float:

@@ -2,11 +2,13 @@
 
 import difflib
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
+from dape.hf import checksums
 from dape.models.config import DecoderConfig
 from dape.positional.catalogue import find
 
@@ -88,6 +90,11 @@ class DapeConfig(PreTrainedConfig):
         if self.tie_word_embeddings:
             raise ValueError("the output head of this model is not tied to the embeddings; tie_word_embeddings=False")
         find(self.encoding)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As the library's; in a folder with checksums the one of the configuration stays right."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        checksums.note_config(Path(save_directory))
 
     def for_decoder(self) -> DecoderConfig:
         """The same model for :class:`dape.DecoderLM`."""

@@ -4,6 +4,7 @@ DIR/config.json, model.safetensors, generation_config.json    as the library wri
     tokenizer.json, tokenizer_config.json                     for AutoTokenizer
     dape.json                                                 the run the model comes from: steps, settings, data
     README.md                                                 model card
+    dape-checksums.json                                       by which damage is noticed (dape.hf.checksums)
 """
 
 import json
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from transformers.utils import logging
@@ -20,14 +21,19 @@ from dape._version import __version__
 from dape.data.tokenizer import Tokenizer, load_tokenizer
 from dape.errors import UsageError
 from dape.files import new_folder, write_text
+from dape.hf import checksums
 from dape.hf.card import card
 from dape.hf.config import DapeConfig
 from dape.hf.model import DapeForCausalLM
-from dape.hf.tokenizer import save_tokenizer
+from dape.hf.tokenizer import open_exported, save_tokenizer
+from dape.machine import available_bytes
 from dape.models.decoder import DecoderLM
+from dape.reading import Count, read_json, read_record, reading
 from dape.training import checkpoint as checkpoints
 from dape.training.checkpoint import Description
 from dape.training.config import TrainConfig
+from dape.training.cost import require_fits
+from dape.training.tensors import writing
 
 ORIGIN = "dape.json"
 FORMAT = 1
@@ -43,11 +49,13 @@ def export(checkpoint: Path, run: Path, out: Path) -> float:
     tokenizer = load_tokenizer(checkpoint)
     decoder = checkpoints.load_model(checkpoint, description, torch.device("cpu")).eval()
     with new_folder(out) as folder, quiet():
-        wrapped(decoder, tokenizer).save_pretrained(folder)
+        with writing(out):
+            wrapped(decoder, tokenizer).save_pretrained(folder)
         save_tokenizer(tokenizer, folder)
         write_text(folder / ORIGIN, _origin(description))
         parameters = sum(p.numel() for p in decoder.parameters())
         write_text(folder / "README.md", card(out.resolve().name, description, parameters, run, __version__))
+        checksums.note(folder, [ORIGIN], tokenizer=open_exported(folder).fingerprint)
         loaded, report = _load(folder)
         _refuse_gaps(folder, report)
         difference = _compare(decoder, loaded)
@@ -90,30 +98,46 @@ def import_(folder: Path, out: Path, tokenizer: Tokenizer) -> tuple[Path, float]
     return out / name, difference
 
 
+class Origin(TypedDict):
+    """dape.json: what an exported folder tells of the run it comes from."""
+
+    format: int
+    dape: NotRequired[str]
+    step: NotRequired[Count]
+    train: NotRequired[TrainConfig]
+    data: NotRequired[dict[str, Any]]
+
+
+def read_origin(folder: Path) -> "Origin | dict[str, Any]":
+    """Nothing where there is no such file, as with a model that was trained elsewhere."""
+    path = folder / ORIGIN
+    if not path.is_file():
+        return {}
+    version = read_json(path).get("format")
+    if version != FORMAT:
+        raise ValueError(f"{path}: format {version}, while this version of dape reads format {FORMAT}")
+    return read_record(path, Origin)
+
+
 def _description(folder: Path, config: DapeConfig, tokenizer: Tokenizer) -> Description:
     """What the folder tells of its origin; little if it was trained elsewhere."""
-    path = folder / ORIGIN
-    given: dict[str, Any] = {}
-    if path.is_file():
-        try:
-            given = json.loads(path.read_text(encoding="utf-8"))
-            if given["format"] != FORMAT:
-                raise ValueError(f"format {given['format']}, while this version of dape reads format {FORMAT}")
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} cannot be read ({error})") from error
+    given = read_origin(folder)
     data = {"name": f"unknown, imported from {folder.resolve().name}", "hash": "unknown", **given.get("data", {})}
     return Description(
-        step=int(given.get("step", 0)),
+        step=given.get("step", 0),
         model=config.for_decoder(),
-        train=TrainConfig(**given.get("train", {})),
+        train=given.get("train", TrainConfig()),
         data={**data, "tokenizer": tokenizer.name, "tokenizer_fingerprint": tokenizer.fingerprint},
     )
 
 
 def _load(folder: Path) -> tuple[DapeForCausalLM, dict[str, Any]]:
-    found: Any = DapeForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
-    )
+    checksums.verify(folder)  # a failure of the library is then no damage that is known
+    with reading(folder, "cannot be loaded"):
+        require_fits(DapeConfig.from_pretrained(folder, local_files_only=True).for_decoder(), available_bytes())
+        found: Any = DapeForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
     model, report = found
     return model.eval(), report
 

@@ -4,22 +4,23 @@ import json
 import warnings
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dape._version import __version__
-from dape.files import new_folder
-from dape.hf.adapter import Adapter, adapter_of, check_method, encodings_of, extend, new_encoding
+from dape.files import new_folder, sha256, write_text
+from dape.hf.adapter import Adapter, Rope, adapter_of, check_method, encodings_of, extend, new_encoding
 from dape.hf.hosts import Host, describe
 from dape.hf.weights import fingerprint
+from dape.reading import Count, FileName, Sha256, check_files, read_json, read_record, sealed
+from dape.training.tensors import read_tensors, write_tensors
 
 WEIGHTS, FACTS = "adapter.safetensors", "adapter.json"
 FORMAT = 1
-HOST_WEIGHTS = "host_weights"
+HOST_WEIGHTS, SHA256 = "host_weights", "sha256"
+ADVICE = "Copy it again from where the adapter was saved."
 SAME = ("model_type", "layers", "heads", "kv_heads", "head_dim", "width", "rope_parameters")
 """Facts about a model without which its adapter cannot work."""
 
@@ -30,28 +31,46 @@ def save_adapter(model: nn.Module, folder: str | Path, *, about: dict[str, Any] 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists already; an adapter is saved into a new folder")
     tensors = {
-        f"{index}.{name}": tensor.detach().cpu().contiguous()
+        f"{index}.{name}": tensor
         for index, pe in enumerate(encodings_of(model))
         for name, tensor in pe.state_dict().items()
     }
     facts = {"format": FORMAT, "dape": __version__, **adapter.as_plain(), HOST_WEIGHTS: fingerprint(model)}
     facts["about"] = about or {}
     with new_folder(folder) as made:
-        save_file(tensors, made / WEIGHTS)
-        (made / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        write_tensors(tensors, made / WEIGHTS)
+        facts[SHA256] = {WEIGHTS: sha256(made / WEIGHTS)}
+        write_text(made / FACTS, json.dumps(sealed(facts), indent=2) + "\n")
     return folder
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
+class _File(TypedDict):
+    """adapter.json."""
+
+    format: int
+    dape: str
+    method: str
+    options: dict[str, Any]
+    zero_init: bool
+    rope: Rope
+    factor: float
+    train_length: Count
+    host: Host
+    host_weights: NotRequired[str | None]
+    about: NotRequired[dict[str, Any]]
+    sha256: NotRequired[dict[FileName, Sha256]]
+    """Older ones have none."""
+
+
+def read_facts(folder: Path) -> _File:
+    """The content of adapter.json, checked; and that the tensors beside it are those that were saved with it."""
     path = folder / FACTS
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{folder} holds no adapter (no {FACTS}: {error.strerror})") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error})") from error
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no adapter (no {FACTS})")
+    if read_json(path, ADVICE).get("format") != FORMAT:
         raise ValueError(f"{path} is not an adapter of format {FORMAT}, which this version of dape reads")
+    facts = read_record(path, _File, ADVICE)
+    check_files(folder, facts.get(SHA256, {}), ADVICE)
     return facts
 
 
@@ -59,9 +78,10 @@ def load_adapter(model: nn.Module, folder: str | Path, *, freeze: bool = True) -
     """Put a saved adapter into ``model``, in place. What does not fit is refused and leaves the model as it was; other
     weights of the same shape, those of a fine-tuned model for instance, get a warning."""
     folder = Path(folder)
-    saved = read_adapter(folder)
+    facts = read_facts(folder)
+    saved = _adapter(facts)
     _check_host(model, saved.host, folder)
-    unlike = _other_weights(model, saved.host, read_facts(folder).get(HOST_WEIGHTS))
+    unlike = _other_weights(model, saved.host, facts.get(HOST_WEIGHTS))
     tensors = _read_tensors(folder / WEIGHTS)
     _check_tensors(tensors, saved, folder)
     extend(
@@ -87,17 +107,11 @@ def load_adapter(model: nn.Module, folder: str | Path, *, freeze: bool = True) -
 
 def read_adapter(folder: Path) -> Adapter:
     """What was saved there, without its tensors."""
-    facts = read_facts(folder)
-    try:
-        given = {f.name: facts[f.name] for f in fields(Adapter)}
-        host = Host(**given.pop("host"))
-        if not isinstance(given["options"], dict):
-            raise TypeError("options is not an object")
-        return Adapter(**given, host=host)
-    except KeyError as error:
-        raise ValueError(f"{folder / FACTS} has no {error}, which every adapter has") from error
-    except TypeError as error:
-        raise ValueError(f"{folder / FACTS} is not what save_adapter writes ({error})") from error
+    return _adapter(read_facts(folder))
+
+
+def _adapter(facts: _File) -> Adapter:
+    return Adapter(**{f.name: facts[f.name] for f in fields(Adapter)})
 
 
 def _check_host(model: nn.Module, saved: Host, folder: Path) -> None:
@@ -126,12 +140,9 @@ def _difference(name: str, saved: Host, here: Host) -> str:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} is missing: the adapter is incomplete") from error
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}); copy it again from where the adapter was saved") from error
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: the adapter is incomplete")
+    return read_tensors(path, ADVICE)
 
 
 def _check_tensors(tensors: dict[str, Tensor], saved: Adapter, folder: Path) -> None:

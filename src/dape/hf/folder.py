@@ -3,15 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dape.errors import UsageError
+from dape.hf import checksums
 from dape.hf.convert import quiet
 
 
 def open_model(folder: Path) -> Any:
     """The library would fill gaps with random numbers and a note; what flash-attention was asked for, SDPA computes."""
+    try:
+        checksums.verify(folder)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     config = _read_config(folder)
     with quiet():
         try:
@@ -24,8 +28,8 @@ def open_model(folder: Path) -> Any:
             )
         except ImportError as error:  # of quantised weights, for instance
             raise UsageError(f"{folder}: the model needs a library that is not installed: {_line(error)}") from error
-        except (ValueError, OSError, SafetensorError) as error:
-            raise UsageError(f"{folder}: {error}") from error
+        except Exception as error:  # numbers that cannot be (KeyError, TypeError, ...), as the library builds first
+            raise UsageError(f"{folder}: the library cannot load it: {_line(error)}") from error
     model, report = opened
     missing = sorted(str(key) for key in report["missing_keys"])
     other = [f"{key} is {list(found)}, the model has {list(own)}" for key, found, own in report["mismatched_keys"]]

@@ -6,6 +6,7 @@ into ours, and the library's way of building models without weights into ours of
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
+from dape.hf import checksums
 from dape.hf.attention import NO_WEIGHTS
 from dape.hf.config import DapeConfig
 from dape.hf.places import places_of
@@ -70,6 +72,22 @@ class DapeForCausalLM(PreTrainedModel, GenerationMixin):
         if not any(tensor.is_meta for tensor in self.state_dict().values()):
             self._mark_started()  # by DecoderLM
         self.post_init()
+
+    # Files -----------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the library's, after a look whether the files of a folder are those that were saved."""
+        folder = Path(str(pretrained_model_name_or_path), kwargs.get("subfolder") or "")
+        if folder.is_dir():
+            checksums.verify(folder)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any) -> None:
+        """As the library's, which Trainer calls too; then the checksums of what was saved."""
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+        if is_main_process:
+            checksums.note(Path(save_directory))
 
     # Weights ---------------------------------------------------------------------------------------------------------
 

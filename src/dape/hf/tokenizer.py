@@ -7,6 +7,8 @@ from typing import Any
 from dape.data.tokenizer import END_OF_DOCUMENT, FILE, INFO, ByteTokenizer, LibraryTokenizer, Tokenizer, load_tokenizer
 from dape.errors import UsageError
 from dape.files import write_text
+from dape.hf import checksums
+from dape.reading import as_record, parse_json, read_json, reading
 
 SETTINGS = "tokenizer_config.json"
 
@@ -17,9 +19,9 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         text, eod = byte_level_json(), END_OF_DOCUMENT[0]
     else:
         tokenizer.save(folder)
-        text, eod = (folder / FILE).read_text(encoding="utf-8"), _parse(folder / INFO)["eod"]
+        text, eod = (folder / FILE).read_text(encoding="utf-8"), read_json(folder / INFO)["eod"]
     # The model was trained on text alone: nothing may be put in front of it, cut off or filled up.
-    plain = {**json.loads(text), "post_processor": None, "truncation": None, "padding": None}
+    plain = {**parse_json(text), "post_processor": None, "truncation": None, "padding": None}
     write_text(folder / FILE, json.dumps(plain, ensure_ascii=False))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -34,15 +36,22 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def open_exported(folder: Path) -> Tokenizer:
-    """The tokenizer of a model's folder, whether we or the library wrote it."""
+    """The tokenizer of a model's folder, whether we or the library wrote it. Another than was saved is refused."""
+    tokenizer = _open(folder)
+    checksums.verify_tokenizer(folder, tokenizer.fingerprint)
+    return tokenizer
+
+
+def _open(folder: Path) -> Tokenizer:
     if not (folder / FILE).is_file():
         raise UsageError(
             f"{folder} has no {FILE}: save the tokenizer there too, tokenizer.save_pretrained(...), or name one with "
             "--tokenizer"
         )
-    content = _parse(folder / FILE)
-    if is_byte_level(content):
-        return ByteTokenizer()
+    content = read_json(folder / FILE)
+    with reading(folder / FILE, "is no tokenizer of the library"):
+        if is_byte_level(content):
+            return ByteTokenizer()
     if content.get("type") == "bytes" or (folder / INFO).is_file():
         return load_tokenizer(folder)
     text = (folder / FILE).read_text(encoding="utf-8")
@@ -51,8 +60,9 @@ def open_exported(folder: Path) -> Tokenizer:
 
 def _end(folder: Path) -> str | None:
     """The token the library ends a text with."""
-    token = _parse(folder / SETTINGS).get("eos_token") if (folder / SETTINGS).is_file() else None
-    return token.get("content") if isinstance(token, dict) else token
+    token = read_json(folder / SETTINGS).get("eos_token") if (folder / SETTINGS).is_file() else None
+    token = token.get("content") if isinstance(token, dict) else token
+    return None if token is None else as_record(str, token, f"{folder / SETTINGS}: eos_token")
 
 
 def byte_level_json() -> str:
@@ -80,13 +90,3 @@ def is_byte_level(content: dict[str, Any]) -> bool:
     vocabulary = {token: number for token, number in (model.get("vocab") or {}).items() if token not in added}
     same_ids = vocabulary == _byte_vocabulary() and added == {END_OF_DOCUMENT[0]: ByteTokenizer.eod}
     return same_ids and not model.get("merges") and not content.get("normalizer")
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return content

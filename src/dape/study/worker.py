@@ -44,6 +44,7 @@ def main(folder: Path) -> int:
 def _work(folder: Path, stop: Callable[[], bool]) -> int:
     import torch
 
+    from dape.hf import checksums
     from dape.study.tasks import task_of
 
     job = Job.read(folder)
@@ -57,6 +58,7 @@ def _work(folder: Path, stop: Callable[[], bool]) -> int:
         return STOPPED
     if job.treatment == BASE:
         model.save_pretrained(folder / "model")
+        checksums.note(folder / "model")
     return _evaluate(job, model.eval(), task, folder, stop)
 
 
@@ -86,9 +88,11 @@ def new_model(job: Job, task: "Task") -> Any:
 def treated(job: Job) -> Any:
     from transformers import LlamaForCausalLM
 
+    from dape.hf import checksums
     from dape.hf.adapter import extend
     from dape.hf.hosts import scale_rotation
 
+    checksums.verify(Path(job.base))
     treatment = find(job.treatment)
     model: Any = LlamaForCausalLM.from_pretrained(job.base, local_files_only=True)
     length, reach = job.config.train_length, job.config.reach

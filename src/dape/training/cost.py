@@ -85,6 +85,12 @@ def require_fits(
     )
 
 
+def window_bytes(width: int, length: int) -> int:
+    """Of one sequence that is only read: residual stream, q, k, v, attention output and the feed-forward's four widths
+    with its activation, in float32."""
+    return 4 * 16 * width * length
+
+
 # Parameters ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,13 +1,12 @@
 """Tensors in safetensors files: reading them runs no code, and what is wrong with them names the file."""
 
 import contextlib
-import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, uint8
+from torch import Tensor
 
 from dape.reading import reading
 
@@ -29,12 +28,3 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise OSError(f"cannot write {path}: {error}") from error
-
-
-def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, types, shapes and every bit."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().data)
-    return digest.hexdigest()

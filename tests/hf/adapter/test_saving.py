@@ -118,7 +118,9 @@ def test_the_same_weights_in_another_form(tmp_path):
 
 def _facts(**changes):
     def change(folder: Path) -> None:
-        facts = json.loads((folder / "adapter.json").read_text()) | changes
+        """As a version without checksums would have written it."""
+        before = {"sha256": None, "checksum": None}
+        facts = json.loads((folder / "adapter.json").read_text()) | before | changes
         (folder / "adapter.json").write_text(json.dumps({k: v for k, v in facts.items() if v is not None}))
 
     return change
@@ -143,6 +145,7 @@ def _cut(folder: Path) -> None:
 
 
 def _swap(folder: Path) -> None:
+    _facts()(folder)
     tensors = load_file(folder / "adapter.safetensors")
     del tensors["0.base.r1"]
     save_file(tensors | {"1.f.first.bias": torch.zeros(3), "9.x": torch.zeros(2)}, folder / "adapter.safetensors")
@@ -151,13 +154,13 @@ def _swap(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_cut, "adapter.safetensors is damaged"),
-        (lambda folder: (folder / "adapter.safetensors").unlink(), "the adapter is incomplete"),
-        (lambda folder: (folder / "adapter.json").write_text("{"), "adapter.json is not JSON"),
-        (_facts(host=None), "adapter.json has no 'host'"),
-        (_facts(method=None), "adapter.json has no 'method'"),
-        (_facts(host=[1]), "is not what save_adapter writes"),
-        (_facts(options=[1]), "options is not an object"),
+        (_cut, "adapter.safetensors: damaged, it is not what was written"),
+        (lambda folder: (folder / "adapter.safetensors").unlink(), "adapter.safetensors: is missing"),
+        (lambda folder: (folder / "adapter.json").write_text("{"), "adapter.json: is not what it should be"),
+        (_facts(host=None), "adapter.json: has no host"),
+        (_facts(method=None), "adapter.json: has no method"),
+        (_facts(host=[1]), r"adapter.json: host: found \[1\], expected a section"),
+        (_facts(options=[1]), r"options: found \[1\], expected names and values"),
         (_facts(format=9), "not an adapter of format 1"),
         (_facts(options={"hidden": 8}), r"0.f.first.bias is \[32\], dape-kerple has \[8\]"),
         (_swap, r"0.base.r1 is missing, dape-kerple has \[4\]; 1.f.first.bias is \[3\].*9.x is \[2\].*no such tensor"),

@@ -1,12 +1,12 @@
 """Multiple-choice questions from a file of JSON Lines. Neither torch nor lm-eval here."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dape.errors import UsageError
+from dape.reading import parse_json
 
 EXAMPLE = '{"question": "The sky is", "choices": ["blue", "made of tin"], "answer": 0}'
 
@@ -35,7 +35,7 @@ def read_questions(path: Path) -> Questions:
 
 def _item(line: str, where: str) -> dict[str, Any]:
     try:
-        given = json.loads(line)
+        given = parse_json(line)
     except ValueError as error:
         raise UsageError(f"{where}: is not JSON ({error}); expected {EXAMPLE}") from error
     missing = [name for name in ("question", "choices", "answer") if not isinstance(given, dict) or name not in given]

@@ -14,15 +14,17 @@ from lm_eval.evaluator import evaluate
 from lm_eval.utils import handle_non_serializable
 from transformers import AutoTokenizer
 
+from dape.data.tokenizer import FILE
 from dape.errors import UsageError
 from dape.evaluation.records import Row
 from dape.hf import DapeForCausalLM, adapter_of, load_adapter
-from dape.hf.convert import ORIGIN, quiet
+from dape.hf.convert import quiet, read_origin
 from dape.hf.folder import open_model
 from dape.hf.harness.logs import said_once
 from dape.hf.harness.reader import Reader
 from dape.hf.harness.tasks import LastK, Selected
 from dape.hf.hosts import describe
+from dape.hf.tokenizer import open_exported
 from dape.provenance import provenance
 
 RESAMPLES = 1000
@@ -54,6 +56,8 @@ def open_subject(folder: Path, adapter: Path | None, device: torch.device) -> Su
             tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (ValueError, OSError) as error:
             raise UsageError(f"{folder}: {error}") from error
+    if (folder / FILE).is_file():
+        open_exported(folder)  # which compares it with what was saved
     if adapter is not None:
         _put_in(model, adapter)
     _check_ids(folder, model, tokenizer)
@@ -78,8 +82,7 @@ def _check_ids(folder: Path, model: Any, tokenizer: Any) -> None:
 
 
 def _described(folder: Path, model: Any, tokenizer: Any, adapted: bool) -> Subject:
-    origin = folder / ORIGIN
-    told = json.loads(origin.read_text(encoding="utf-8")) if origin.is_file() else {}
+    told = read_origin(folder)
     length = getattr(model.config, "max_position_embeddings", None) or 0
     method, variant = _own_encoding(model), ""
     if isinstance(model, DapeForCausalLM):
@@ -93,7 +96,7 @@ def _described(folder: Path, model: Any, tokenizer: Any, adapted: bool) -> Subje
         run=folder.resolve().name,
         method=method,
         variant=variant,
-        seed=told.get("train", {}).get("seed", 0),
+        seed=told["train"].seed if "train" in told else 0,
         step=told.get("step"),
         train_length=length,
     )

@@ -4,7 +4,12 @@
 
 const SPECS = JSON.parse(document.getElementById("specs").textContent);
 const ERRORS = 1; // of Vega's levels of logging: it warns of every empty data set
-const TITLES = { perplexity: "perplexity (log)", accuracy: "accuracy (%)", nll: "nats per token" };
+// A Map, as names come from files: an object has a "constructor" that nobody put there.
+const TITLES = new Map([
+  ["perplexity", "perplexity (log)"],
+  ["accuracy", "accuracy (%)"],
+  ["nll", "nats per token"],
+]);
 
 function copy(name) {
   return structuredClone(SPECS[name]);
@@ -179,7 +184,7 @@ function fillCurves(spec, points, state, { field, metric, train, chance, domain 
   strokeDash.scale = { domain: names, range: state.series.map((look) => look.dash) };
   spec.layer[4].encoding.shape.scale = { domain: names, range: state.series.map((look) => look.shape) };
   const y = spec.layer[3].encoding.y;
-  y.axis = { title: TITLES[metric] ?? metric.replaceAll("_", " "), tickCount: 6 };
+  y.axis = { title: TITLES.get(metric) ?? metric.replaceAll("_", " "), tickCount: 6 };
   if (metric === "accuracy") y.scale = { domain: [0, 100] };
   if (metric === "perplexity") {
     const values = drawn.flatMap(({ y, lo, hi }) => [y, lo, hi]).filter((value) => value !== null);
