@@ -72,5 +72,5 @@ def test_damaged_or_foreign_arrays(tmp_path):
         read_maps(tmp_path)
     write_maps(tmp_path, make(length=6))
     (tmp_path / "maps.json").write_text(json.dumps({**facts, "length": 7}))
-    with pytest.raises(ValueError, match=r"has shape \(2, 2, 1, 6\), maps\.json says \(2, 2, 1, 7\)"):
+    with pytest.raises(ValueError, match=r"has shape \(2, 2, 1, 6\) of float32, maps\.json says \(2, 2, 1, 7\)"):
         read_maps(tmp_path)

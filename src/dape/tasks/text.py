@@ -1,6 +1,7 @@
 """The next token, in windows of text."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,7 +24,11 @@ class TextTask:
         self.corpus, self.length, self.size, self.seed, self.parts = corpus, length, batch, seed, parts
         self.windows = TrainingWindows(corpus.train, length=length, seed=seed)
         self.tokens = batch * length
-        self.loss_of = torch.compile(self._loss_of) if compile else self._loss_of
+        self._compile = compile
+
+    @cached_property
+    def loss_of(self) -> Callable[[nn.Module, Int[Tensor, "b t"], Any], Float[Tensor, ""]]:
+        return torch.compile(self._loss_of) if self._compile else self._loss_of  # seconds: not before it is needed
 
     @property
     def identity(self) -> Mapping[str, Any]:
