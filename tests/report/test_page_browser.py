@@ -430,6 +430,7 @@ HOSTILE = [
     "'+(window.taken=10)+'",
     "line\u2028separator\u2029and\u0000zero\u202eoverride",
     "constructor",
+    "__proto__",
     "a\\'];window.taken=11;//",
     "url(http://127.0.0.1:9/x)",
 ]
@@ -500,6 +501,7 @@ def test_hostile_names_in_every_field_are_text(browser, hostile):
         browser.show(f"#s{place}")
         browser.frame()
     browser.click("#s1 .of-ours table thead th:nth-child(3) button")
+    assert browser.console() == []
     assert browser.run("return window.taken") is None and browser.run("return document.title") == HOSTILE[0]
     assert browser.run("return performance.getEntriesByType('resource').length") == 0
     script = "return [...document.querySelectorAll(arguments[0])].map(e => e.outerHTML.slice(0, 150))"

@@ -184,7 +184,8 @@ function fillCurves(spec, points, state, { field, metric, train, chance, domain 
   strokeDash.scale = { domain: names, range: state.series.map((look) => look.dash) };
   spec.layer[4].encoding.shape.scale = { domain: names, range: state.series.map((look) => look.shape) };
   const y = spec.layer[3].encoding.y;
-  y.axis = { title: TITLES.get(metric) ?? metric.replaceAll("_", " "), tickCount: 6 };
+  // Vega looks a title up among its names, where "constructor" is one that every object has; no name ends in a space.
+  y.axis = { title: TITLES.get(metric) ?? `${metric.replaceAll("_", " ")} `, tickCount: 6 };
   if (metric === "accuracy") y.scale = { domain: [0, 100] };
   if (metric === "perplexity") {
     const values = drawn.flatMap(({ y, lo, hi }) => [y, lo, hi]).filter((value) => value !== null);
