@@ -34,6 +34,8 @@ GROUP = 64
 TOKENS_AT_ONCE = 1 << 14
 """In tests: keeps the largest arrays of the paper's model below 100 MB each."""
 
+SAVE_SECONDS = 120.0
+
 
 def train_config(config: CheConfig, subject: Subject) -> TrainConfig:
     """Plain Adam at a constant rate."""
@@ -48,7 +50,7 @@ def train_config(config: CheConfig, subject: Subject) -> TrainConfig:
         seed=subject.seed,
         log_every=50,
         save_every=0,
-        save_seconds=120.0,
+        save_seconds=SAVE_SECONDS,
         keep=1,
     )
 
