@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-VOLATILE = {"date", "commit", "tokens_per_second", "seconds"}
-"""When and from which commit, wherever that stands in a JSON file."""
+VOLATILE = {"date", "commit", "tokens_per_second", "seconds", "checksum"}
+"""When and from which commit, wherever that stands in a JSON file, and the checksum over them."""
 LOGS = {"log.txt", ".lock"}
 
 
