@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -197,6 +198,21 @@ def test_perplexities_of_other_steps_are_not_shown(runs, tmp_path):
     (tmp_path / "run/rows.jsonl").write_text(json.dumps({**row, "step": 99}) + "\n")
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model")]) == 0
     assert "Not measured" in (tmp_path / "model/README.md").read_text()
+
+
+def test_a_full_disk(runs, tmp_path, capsys):
+    """A real one: the library that writes the weights has errors of its own for it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("a small disk can be mounted by root only")
+    try:
+        assert main(["export", str(runs / "kerple"), "--out", str(disk / "out")]) == 1
+        told = capsys.readouterr().err
+        assert "Traceback" not in told and "pace" in told and str(disk) in told
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_other_logits_are_refused_and_leave_nothing(runs, tmp_path, capsys, monkeypatch):
