@@ -7,7 +7,9 @@ or by using several times the processor seconds that its tests need without it (
 """
 
 import argparse
+import gc
 import importlib
+import json
 import os
 import random
 import resource
@@ -17,7 +19,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from types import CodeType, FunctionType
 
 import pytest
 from tests.mutation.operators import Mutant, mutants
@@ -36,82 +41,62 @@ SPARE_SECONDS, WALL = 15, 40
 POSITIONAL, OPS = "tests/positional/test_", "tests/ops/attention/test_"
 NEAR = {
     "dape": ["dape", "dape_v2", "wrapped", "golden_dape"],
-    "layers": ["dape", "dape_v2", "wrapped", "fire"],
     "describe": ["catalogue"],
+    "layers": ["dape", "dape_v2", "wrapped", "fire"],
     "randomized": ["randomized", "golden_deepmind"],
+    "lag_call": ["lag_tables"],
+    "check": ["operator"],
+    "reference": ["operator"],
+    "row_blocks": ["operator"],
+    **{stem: ["fused_build", "parallel"] for stem in ("available", "cells", "lags", "library", "run")},
 }
-OF_ALL_ENCODINGS = ("base", "grid", "positions", "dape", "layers", "randomized", "build")
+"""Where tests are not in the file of the module's name."""
+FOR_ALL = (
+    *("base", "grid", "positions", "angles", "layers", "dape", "gated", "randomized"),
+    *("build", "catalogue", "describe", "names"),
+)
+"""Modules that are not one encoding; a few encodings then stand for all."""
 
 
 def stages(path: str) -> list[list[str]]:
-    """Arguments of pytest, the nearest tests first."""
+    """Arguments of pytest, nearest tests first. A module's own tests should notice, so others are not asked."""
     folder, stem = path.rsplit("/", 1)[0], Path(path).stem
     if folder == "evaluation":
         return [["tests/evaluation/test_statistics.py"]]
-    if folder == "positional":
-        near = _existing(POSITIONAL, NEAR.get(stem, [stem]))
-        names = [] if stem in OF_ALL_ENCODINGS else ["-k", stem.replace("_", "-")]
-        everything = sorted(set(_existing(POSITIONAL, ["*"])) - {f"{POSITIONAL}conformance.py", *near})
-        wide = [f"{OPS}operator.py", f"{OPS}equivalence.py"] if stem in OF_ALL_ENCODINGS else []
-        return [near, [f"{POSITIONAL}conformance.py", *names], [*everything, *wide]]
     if "triton" in path:
         return [["tests/ops/attention/triton_interpreted.py"], [f"{OPS}triton.py"]]
-    near = _existing(OPS, ["fused_build", "parallel"] if "fused" in path else [stem])
-    return [[*near, f"{OPS}equivalence.py"], sorted(set(_existing(OPS, ["*"])) - {*near, f"{OPS}triton.py"})]
+    if folder == "positional":
+        names = "kerple-power or fire or rope or learned" if stem in FOR_ALL else stem.replace("_", "-")
+        return [_existing(POSITIONAL, NEAR.get(stem, [stem])), [f"{POSITIONAL}conformance.py", "-k", names]]
+    near = _existing(OPS, NEAR.get(stem, [stem]))
+    return [near, [f"{OPS}equivalence.py"], sorted({f"{OPS}operator.py", f"{OPS}memory.py"} - {*near})]
 
 
 def _existing(prefix: str, names: list[str]) -> list[str]:
     return [str(path.relative_to(ROOT)) for name in names for path in sorted(ROOT.glob(f"{prefix}{name}.py"))]
 
 
-class Verdict:
-    """A plugin of pytest that tells the parent process which test failed first."""
-
-    def __init__(self, pipe: int) -> None:
-        self.pipe = pipe
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._tell(report)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self._tell(report)
-
-    def _tell(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        if report.failed:
-            os.write(self.pipe, f"{report.nodeid}\n".encode())
+Tell = Callable[[str], None]
 
 
-def run(arguments: list[str], seconds: float | None = None) -> tuple[str | None, float]:
-    """The first test that fails, if one does, and the processor seconds that went by."""
+def forked(work: Callable[[Tell], int], seconds: float | None = None) -> tuple[str | None, float]:
+    """Work in a process of its own. The first thing it told, if it failed, and the processor seconds it took."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         try:
             os.setsid()
             if seconds is not None:
                 resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 5))
-            if any("triton_interpreted" in argument for argument in arguments):
-                os.environ["TRITON_INTERPRET"] = "1"
             silence = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(silence, stream)
-            options = [
-                "-x",
-                "-q",
-                "-n",
-                "0",
-                "-p",
-                "no:cacheprovider",
-                "--tb=no",
-                "-W",
-                "ignore:Module already imported",
-            ]
-            os._exit(pytest.main([*options, *arguments], plugins=[Verdict(writing)]))
+            os._exit(work(lambda text: os.write(writing, f"{text}\n".encode()) and None))
         finally:
             os._exit(99)  # never back into the parent's code
     os.close(writing)
     begin = time.monotonic()
     while not (done := os.wait4(pid, os.WNOHANG))[0]:
-        time.sleep(0.05)
+        time.sleep(0.02)
         if seconds is not None and time.monotonic() - begin > WALL * seconds:
             os.killpg(pid, signal.SIGKILL)
     with os.fdopen(reading) as told:
@@ -122,8 +107,26 @@ def run(arguments: list[str], seconds: float | None = None) -> tuple[str | None,
     return first or (f"exit code {code}" if code else None), used
 
 
+class FirstFailure:
+    """A plugin of pytest that tells which test failed, and ends the process there."""
+
+    tell: Tell | None = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self.tell is not None:
+            self.tell(report.nodeid)
+            os._exit(1)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and self.tell is not None:
+            self.tell(report.nodeid)
+
+
+OPTIONS = ["-x", "-q", "-s", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore:Module already imported"]
+
+
 class Bench:
-    """A copy of the sources that tests import, and what the tests cost without a mutant."""
+    """A copy of the sources, which tests import, and what tests cost without a mutant."""
 
     def __init__(self, copy: Path) -> None:
         self.copy, self.usual = copy, {}
@@ -131,26 +134,98 @@ class Bench:
         sys.path.insert(0, str(copy))
         os.environ["PYTHONPATH"] = os.pathsep.join([str(copy), str(ROOT)])
 
-    def killer(self, mutant: Mutant) -> str | None:
-        """The test that tells the mutant from the code."""
-        limits = [self.usual_seconds(arguments) * 3 + SPARE_SECONDS for arguments in stages(mutant.path)]
+    def limit(self, key: str, work: Callable[[Tell], int]) -> float:
+        if key not in self.usual:
+            failed, self.usual[key] = forked(work)
+            if failed:
+                sys.exit(f"without any mutant, {failed} fails")
+            print(f"# {self.usual[key]:.1f} s: {key}", flush=True)
+        return 3 * self.usual[key] + SPARE_SECONDS
+
+    def afresh(self, mutant: Mutant) -> str | None:
+        """The test that tells the mutant from the code, everything imported anew."""
+        works = [(" ".join(stage), partial(_pytest, stage)) for stage in stages(mutant.path)]
+        limits = [self.limit(f"afresh {key}", work) for key, work in works]
         file = self.copy / "dape" / mutant.path
         original = file.read_text()
         file.write_text(mutant.source())
         try:
-            found = (run(stage, limit)[0] for stage, limit in zip(stages(mutant.path), limits, strict=True))
+            found = (forked(work, limit)[0] for (_, work), limit in zip(works, limits, strict=True))
             return next((test for test in found if test), None)
         finally:
             file.write_text(original)
 
-    def usual_seconds(self, arguments: list[str]) -> float:
-        key = tuple(arguments)
-        if key not in self.usual:
-            failed, self.usual[key] = run(arguments)
-            if failed:
-                sys.exit(f"without any mutant, {failed} fails")
-            print(f"# {self.usual[key]:.0f} s: {' '.join(arguments)}", flush=True)
-        return self.usual[key]
+    def exchanged(self, given: Sequence[Mutant], verdicts: Path) -> None:
+        """Ask tests that were collected once, with the code of functions exchanged; killers go to a file."""
+        files = {file for mutant in given for stage in stages(mutant.path) for file in stage if file.endswith(".py")}
+
+        def work(_: Tell) -> int:
+            return int(pytest.main([*OPTIONS, *sorted(files)], plugins=[_Exchange(self, given, verdicts)]))
+
+        failed, _ = forked(work)
+        if failed:
+            print(f"# exchanging code ended early: {failed}", flush=True)
+
+
+def _pytest(arguments: list[str], tell: Tell) -> int:
+    if any("triton_interpreted" in argument for argument in arguments):
+        os.environ["TRITON_INTERPRET"] = "1"
+    plugin = FirstFailure()
+    plugin.tell = tell
+    return int(pytest.main([*OPTIONS, *arguments], plugins=[plugin]))
+
+
+class _Exchange(FirstFailure):
+    def __init__(self, bench: Bench, given: Sequence[Mutant], verdicts: Path) -> None:
+        self.bench, self.given, self.verdicts = bench, given, verdicts
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        # isinstance would ask proxies, which answer with warnings.
+        functions = [x for x in gc.get_objects() if type(x) is FunctionType]
+        for place, mutant in enumerate(self.given):
+            items = [i for stage in stages(mutant.path) for i in session.items if _asked(i, stage)]
+            limit = self.bench.limit(f"exchanged {stages(mutant.path)}", partial(self._run, items, None, []))
+            killer = forked(partial(self._run, items, mutant, functions), limit)[0]
+            if killer != "exit code 99":
+                with self.verdicts.open("a") as file:
+                    file.write(json.dumps([place, killer]) + "\n")
+        return True
+
+    def _run(self, items: list[pytest.Item], mutant: Mutant | None, functions: list[FunctionType], tell: Tell) -> int:
+        self.tell = tell
+        if mutant is not None:
+            exchange(functions, self.bench.copy / "dape" / mutant.path, mutant)
+        for item, after in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+        return 0
+
+
+def _asked(item: pytest.Item, stage: list[str]) -> bool:
+    file, name = item.nodeid.split("::", 1)
+    words = stage[stage.index("-k") + 1].split(" or ") if "-k" in stage else [""]
+    return file in stage and any(word in name for word in words)
+
+
+def exchange(functions: list[FunctionType], file: Path, mutant: Mutant) -> None:
+    """Give the mutant's code to the function it is in, and to those around it."""
+
+    def affected(code: CodeType) -> str:
+        name = code.co_qualname.replace(".<locals>", "")
+        return name if f"{mutant.function}.".startswith(f"{name}.") else ""
+
+    def inner(code: CodeType) -> Iterator[CodeType]:
+        for each in code.co_consts:
+            if isinstance(each, CodeType):
+                yield each
+                yield from inner(each)
+
+    found = [(name, code) for code in inner(compile(mutant.source(), str(file), "exec")) if (name := affected(code))]
+    codes = dict(found)
+    live = [f for f in functions if f.__code__.co_filename == str(file) and affected(f.__code__)]
+    if len(codes) < len(found) or not live:
+        raise LookupError(f"{mutant.function} has no code of its own, or more than one")
+    for function in live:
+        function.__code__ = codes[affected(function.__code__)]
 
 
 def main() -> int:
@@ -163,28 +238,35 @@ def main() -> int:
     print(f"# -n {given.n} --seed {given.seed}", flush=True)
     for name in LOADED:
         importlib.import_module(name)
-    reasons = dict(line.split("  # ", 1) for line in EQUIVALENT.read_text().splitlines() if "  # " in line)
-    missing = 0
+    chosen = {package: drawn(package, given.n, given.seed, given.only) for package in given.packages}
     with tempfile.TemporaryDirectory(prefix="dape-mutants-") as folder:
-        bench, score = Bench(Path(folder).resolve()), []
-        for package in given.packages:
-            counts = Counter()
-            for mutant in drawn(package, given.n, given.seed, given.only):
-                test = bench.killer(mutant)
-                reason = reasons.get(mutant.name)
-                verdict = f"killed by {test}" if test else f"equivalent: {reason}" if reason else "SURVIVED"
-                counts[verdict.split()[0].rstrip(":")] += 1
-                where = f"{mutant.path}:{mutant.line} {mutant.function}"
-                print(f"{where} {mutant.operator}: {mutant.change}  {verdict}", flush=True)
-            missing += counts["SURVIVED"]
-            total = counts.total()
-            killed, others = counts["killed"], total - counts["equivalent"]
-            score.append(
-                f"# {package}: {killed} of {total} killed ({killed / max(1, total):.1%}); {counts['equivalent']}"
-                f" equivalent, {counts['SURVIVED']} survived; {killed / max(1, others):.1%} of those that can be"
-            )
-    print("\n".join(score))
-    return 1 if missing else 0
+        scores = [judge(package, own, Path(folder).resolve() / package) for package, own in chosen.items()]
+    print("\n".join(text for _, text in scores))
+    return 1 if any(survived for survived, _ in scores) else 0
+
+
+def judge(package: str, chosen: list[Mutant], folder: Path) -> tuple[int, str]:
+    """How many survived without a reason, and the score in words."""
+    reasons = dict(line.split("  # ", 1) for line in EQUIVALENT.read_text().splitlines() if "  # " in line)
+    bench, verdicts = Bench(folder), folder / "verdicts"
+    verdicts.touch()
+    chosen.sort(key=lambda mutant: not mutant.inside or "triton" in mutant.path)
+    bench.exchanged([m for m in chosen if m.inside and "triton" not in m.path], verdicts)
+    known = dict(json.loads(line) for line in verdicts.read_text().splitlines())
+    counts = Counter()
+    for place, mutant in enumerate(chosen):
+        test = known[place] if place in known else bench.afresh(mutant)
+        reason = reasons.get(mutant.name)
+        verdict = f"killed by {test}" if test else f"equivalent: {reason}" if reason else "SURVIVED"
+        counts[verdict.split()[0].rstrip(":")] += 1
+        print(
+            f"{mutant.path}:{mutant.line} {mutant.function} {mutant.operator}: {mutant.change}  {verdict}", flush=True
+        )
+    total, killed, equivalent = counts.total(), counts["killed"], counts["equivalent"]
+    return counts["SURVIVED"], (
+        f"# {package}: {killed} of {total} killed ({killed / max(1, total):.1%}), {equivalent} equivalent, "
+        f"{counts['SURVIVED']} survived; {killed / max(1, total - equivalent):.1%} of those that are not equivalent"
+    )
 
 
 def drawn(package: str, n: int, seed: int, only: str) -> list[Mutant]:

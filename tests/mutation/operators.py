@@ -36,6 +36,8 @@ class Mutant:
     operator: str
     change: str
     """The line, with [before -> after] where it changes."""
+    inside: bool
+    """A function's body changes, so that its code can be exchanged without importing the module again."""
     tree: ast.Module
     node: ast.AST
     other: ast.AST
@@ -57,10 +59,10 @@ class Mutant:
 
 def mutants(path: str, source: str) -> Iterator[Mutant]:
     tree, lines = ast.parse(source), source.encode().splitlines()
-    for node, function in _nodes(tree, "module"):
+    for node, function, inside in _nodes(tree, "module", False):
         for operator, other, (before, after) in _changes(node):
             change = _shown(lines, before, after)
-            yield Mutant(path, before.lineno, function, operator, change, tree, node, other)
+            yield Mutant(path, before.lineno, function, operator, change, inside, tree, node, other)
 
 
 def _shown(lines: list[bytes], before: Place, after: ast.AST | None) -> str:
@@ -71,19 +73,20 @@ def _shown(lines: list[bytes], before: Place, after: ast.AST | None) -> str:
     return f"{front[-40:]}[{old} -> {new}]{back[:30]}".strip()
 
 
-def _nodes(node: ast.AST, function: str) -> Iterator[tuple[ast.AST, str]]:
-    """What may be changed, with the innermost function or class it is in."""
+def _nodes(node: ast.AST, function: str, inside: bool) -> Iterator[tuple[ast.AST, str, bool]]:
+    """What may be changed, the function or class it is in, and whether it is in a function's body."""
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr) or _is_docstring(node):
         return
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         function = node.name if function == "module" else f"{function}.{node.name}"
-    yield node, function
+    yield node, function, inside
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "type_params"):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not (isinstance(child, ast.keyword) and child.arg in UNTOUCHED):
-                yield from _nodes(child, function)
+                body = isinstance(node, ast.FunctionDef) and field == "body"
+                yield from _nodes(child, function, inside or body)
 
 
 def _is_docstring(node: ast.AST) -> bool:
