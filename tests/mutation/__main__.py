@@ -2,7 +2,7 @@
 
 Mutants are drawn with a seed and applied in a temporary copy of ``src``, one after the other. Each runs the tests of
 :func:`stages` in forks of this process, which has torch loaded, until one fails. A mutant is killed by a failing test,
-or by using several times the processor seconds that its tests need without it (clocks of busy machines say little).
+or by a test that takes :data:`SECONDS` of the processor. A test that kills must pass without the mutant.
 ``equivalent.txt`` has the mutants that no test can tell from the code, each with the reason.
 """
 
@@ -10,6 +10,7 @@ import argparse
 import gc
 import importlib
 import json
+import math
 import os
 import random
 import resource
@@ -35,11 +36,12 @@ PACKAGES = {
     "statistics": "evaluation/statistics.py",
 }
 LOADED = ("torch", "torch._dynamo", "scipy.stats", "jaxtyping", "hypothesis", "yaml")
-SPARE_SECONDS, WALL = 15, 40
-"""Of the processor beyond three times the usual; and how many times longer the clock may take."""
+SECONDS, LONGEST = 20, 3600
+"""Of the processor for a test, and of the clock for all: a mutant may loop, or wait, for ever."""
 
 POSITIONAL, OPS = "tests/positional/test_", "tests/ops/attention/test_"
 NEAR = {
+    "base": ["base", "build", "wrapped"],
     "dape": ["dape", "dape_v2", "wrapped", "golden_dape"],
     "describe": ["catalogue"],
     "layers": ["dape", "dape_v2", "wrapped", "fire"],
@@ -79,14 +81,12 @@ def _existing(prefix: str, names: list[str]) -> list[str]:
 Tell = Callable[[str], None]
 
 
-def forked(work: Callable[[Tell], int], seconds: float | None = None) -> tuple[str | None, float]:
-    """Work in a process of its own. The first thing it told, if it failed, and the processor seconds it took."""
+def forked(work: Callable[[Tell], int], longest: float = math.inf) -> str | None:
+    """Work in a process of its own; None if it went well, else the first thing it told."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         try:
             os.setsid()
-            if seconds is not None:
-                resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 5))
             silence = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(silence, stream)
@@ -95,22 +95,26 @@ def forked(work: Callable[[Tell], int], seconds: float | None = None) -> tuple[s
             os._exit(99)  # never back into the parent's code
     os.close(writing)
     begin = time.monotonic()
-    while not (done := os.wait4(pid, os.WNOHANG))[0]:
+    while not (done := os.waitpid(pid, os.WNOHANG))[0]:
         time.sleep(0.02)
-        if seconds is not None and time.monotonic() - begin > WALL * seconds:
+        if time.monotonic() - begin > longest:
             os.killpg(pid, signal.SIGKILL)
     with os.fdopen(reading) as told:
         first = told.readline().strip()
-    code, used = os.waitstatus_to_exitcode(done[1]), done[2].ru_utime + done[2].ru_stime
+    code = os.waitstatus_to_exitcode(done[1])
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
         first = "the time limit"
-    return first or (f"exit code {code}" if code else None), used
+    return first or (f"exit code {code}" if code else None)
 
 
 class FirstFailure:
     """A plugin of pytest that tells which test failed, and ends the process there."""
 
     tell: Tell | None = None
+
+    def pytest_runtest_logstart(self) -> None:
+        limit, used = resource.getrlimit(resource.RLIMIT_CPU)[1], math.ceil(time.process_time())
+        resource.setrlimit(resource.RLIMIT_CPU, (used + SECONDS, limit))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and self.tell is not None:
@@ -126,34 +130,33 @@ OPTIONS = ["-x", "-q", "-s", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore:
 
 
 class Bench:
-    """A copy of the sources, which tests import, and what tests cost without a mutant."""
+    """A copy of the sources, which tests import."""
 
     def __init__(self, copy: Path) -> None:
-        self.copy, self.usual = copy, {}
+        self.copy, self.sound = copy, set()
         shutil.copytree(ROOT / "src", copy, dirs_exist_ok=True)
         sys.path.insert(0, str(copy))
         os.environ["PYTHONPATH"] = os.pathsep.join([str(copy), str(ROOT)])
 
-    def limit(self, key: str, work: Callable[[Tell], int]) -> float:
-        if key not in self.usual:
-            failed, self.usual[key] = forked(work)
-            if failed:
-                sys.exit(f"without any mutant, {failed} fails")
-            print(f"# {self.usual[key]:.1f} s: {key}", flush=True)
-        return 3 * self.usual[key] + SPARE_SECONDS
+    def check(self, test: str | None, alone: Callable[[Tell], int]) -> None:
+        """A test that fails without the mutant kills nothing."""
+        if test and "::" in test and test not in self.sound:
+            if failed := forked(alone):
+                raise RuntimeError(f"without any mutant, {failed}")
+            self.sound.add(test)
 
     def afresh(self, mutant: Mutant) -> str | None:
         """The test that tells the mutant from the code, everything imported anew."""
-        works = [(" ".join(stage), partial(_pytest, stage)) for stage in stages(mutant.path)]
-        limits = [self.limit(f"afresh {key}", work) for key, work in works]
         file = self.copy / "dape" / mutant.path
         original = file.read_text()
         file.write_text(mutant.source())
         try:
-            found = (forked(work, limit)[0] for (_, work), limit in zip(works, limits, strict=True))
-            return next((test for test in found if test), None)
+            found = (forked(partial(_pytest, stage), LONGEST) for stage in stages(mutant.path))
+            killer = next((test for test in found if test), None)
         finally:
             file.write_text(original)
+        self.check(killer, partial(_pytest, [killer or ""]))
+        return killer
 
     def exchanged(self, given: Sequence[Mutant], verdicts: Path) -> None:
         """Ask tests that were collected once, with the code of functions exchanged; killers go to a file."""
@@ -162,8 +165,7 @@ class Bench:
         def work(_: Tell) -> int:
             return int(pytest.main([*OPTIONS, *sorted(files)], plugins=[_Exchange(self, given, verdicts)]))
 
-        failed, _ = forked(work)
-        if failed:
+        if failed := forked(work):
             print(f"# exchanging code ended early: {failed}", flush=True)
 
 
@@ -184,9 +186,9 @@ class _Exchange(FirstFailure):
         functions = [x for x in gc.get_objects() if type(x) is FunctionType]
         for place, mutant in enumerate(self.given):
             items = [i for stage in stages(mutant.path) for i in session.items if _asked(i, stage)]
-            limit = self.bench.limit(f"exchanged {stages(mutant.path)}", partial(self._run, items, None, []))
-            killer = forked(partial(self._run, items, mutant, functions), limit)[0]
+            killer = forked(partial(self._run, items, mutant, functions), LONGEST)
             if killer != "exit code 99":
+                self.bench.check(killer, partial(self._run, [i for i in items if i.nodeid == killer], None, []))
                 with self.verdicts.open("a") as file:
                     file.write(json.dumps([place, killer]) + "\n")
         return True

@@ -122,6 +122,15 @@ def test_names_that_are_taken_or_reserved_are_refused():
 
 
 @pytest.mark.usefixtures("own_catalogue")
+def test_names_that_cannot_be_typed_are_refused():
+    for name in ("", "two words", "a/b", "tab\t"):
+        with pytest.raises(ValueError, match="a name is letters, digits"):
+            dape.register(name, Flat)
+    dape.register("My_Flat-1.5", Flat)
+    assert "dape-My_Flat-1.5" in dape.encodings()
+
+
+@pytest.mark.usefixtures("own_catalogue")
 @pytest.mark.parametrize(
     "wrong", [3, dict, dape.Grid, Flat(dape.AttentionDims(num_heads=1, head_dim=2, train_length=3, model_dim=2))]
 )
