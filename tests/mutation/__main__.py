@@ -46,6 +46,7 @@ NEAR = {
     "describe": ["catalogue"],
     "layers": ["dape", "dape_v2", "wrapped", "fire"],
     "randomized": ["randomized", "golden_deepmind"],
+    "transformer_xl": ["transformer_xl", "golden_deepmind"],
     "lag_call": ["lag_tables"],
     "check": ["operator"],
     "reference": ["operator"],

@@ -122,6 +122,16 @@ def test_names_that_are_taken_or_reserved_are_refused():
 
 
 @pytest.mark.usefixtures("own_catalogue")
+def test_an_encoding_that_only_looks_back_is_listed_as_such():
+    class OnlyBack(Flat):
+        supports_bidirectional = False
+
+    dape.register("only-back", OnlyBack)
+    assert not dape.encodings()["only-back"].bidirectional
+    assert not dape.encodings()["dape-only-back"].bidirectional
+
+
+@pytest.mark.usefixtures("own_catalogue")
 def test_names_that_cannot_be_typed_are_refused():
     for name in ("", "two words", "a/b", "tab\t"):
         with pytest.raises(ValueError, match="a name is letters, digits"):

@@ -112,3 +112,7 @@ def test_only_integers_are_positions(values):
     with pytest.raises(TypeError, match="k_pos must be a tensor of integers, got list"):
         require_integers("k_pos", [1, 2])
     require_integers("q_pos", torch.ones(2, dtype=torch.uint8))
+
+
+def test_no_positions_are_covered_by_any_draw():
+    assert draw_positions(0, pool=8).position(torch.arange(0)).shape == (0,)
