@@ -173,6 +173,9 @@ def test_dape_is_not_offered_over_something_it_would_drop():
     for name, encoding in (("own-logits", OwnLogits), ("own-embedding", OwnEmbedding)):
         dape.register(name, encoding)
         assert f"dape-{name}" not in dape.encodings()
+    assert [dape.encodings()[name].hook for name in ("own-logits", "own-embedding")] == ["logits", "embed"]
+    dape.register("own-nothing", type("OwnNothing", (dape.PositionalEncoding,), {}))
+    assert dape.encodings()["own-nothing"].hook == "none"
 
 
 def test_nothing_stays_registered():
