@@ -33,6 +33,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 PACKAGES = {
     "positional": "positional/*.py",
     "ops": "ops/attention/**/*.py",
+    "triton": "ops/attention/triton_kernels/*.py",
     "statistics": "evaluation/statistics.py",
 }
 LOADED = ("torch", "torch._dynamo", "scipy.stats", "jaxtyping", "hypothesis", "yaml")
@@ -234,7 +235,8 @@ def exchange(functions: list[FunctionType], file: Path, mutant: Mutant) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("-n", type=int, default=50, help="mutants of each package")
-    parser.add_argument("--packages", nargs="+", choices=list(PACKAGES), default=list(PACKAGES))
+    usual = [name for name in PACKAGES if name != "triton"]  # interpreted kernels take a minute for each mutant
+    parser.add_argument("--packages", nargs="+", choices=list(PACKAGES), default=usual)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--only", default="", help="of the drawn ones, those whose line in the log has this text")
     given = parser.parse_args()
@@ -275,6 +277,7 @@ def judge(package: str, chosen: list[Mutant], folder: Path) -> tuple[int, str]:
 def drawn(package: str, n: int, seed: int, only: str) -> list[Mutant]:
     source = ROOT / "src" / "dape"
     files = sorted(path.relative_to(source).as_posix() for path in source.glob(PACKAGES[package]))
+    files = [file for file in files if package == "triton" or "triton" not in file]
     every = [mutant for file in files for mutant in mutants(file, (source / file).read_text())]
     chosen = random.Random(f"{seed} {package}").sample(every, min(n, len(every)))
     chosen.sort(key=lambda mutant: (mutant.path, mutant.line))
