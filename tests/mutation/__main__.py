@@ -72,7 +72,7 @@ def stages(path: str) -> list[list[str]]:
     if folder == "positional":
         names = "kerple-power or dape-fire or learned" if stem in FOR_ALL else stem.replace("_", "-")
         return [_existing(POSITIONAL, NEAR.get(stem, [stem])), [f"{POSITIONAL}conformance.py", "-k", names]]
-    near = _existing(OPS, NEAR.get(stem, [stem]))
+    near = _existing(OPS, NEAR.get(stem, [stem])) or [f"{OPS}operator.py"]
     return [near, [f"{OPS}equivalence.py", "-k", "True-7 or False-7 or situations or batch_items or any_mixer"]]
 
 
@@ -238,7 +238,7 @@ def main() -> int:
     usual = [name for name in PACKAGES if name != "triton"]  # interpreted kernels take a minute for each mutant
     parser.add_argument("--packages", nargs="+", choices=list(PACKAGES), default=usual)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--only", default="", help="of the drawn ones, those whose line in the log has this text")
+    parser.add_argument("--only", nargs="+", default=[""], help="of the drawn ones, those that have one of these texts")
     given = parser.parse_args()
     print(f"# -n {given.n} --seed {given.seed}", flush=True)
     for name in LOADED:
@@ -264,9 +264,7 @@ def judge(package: str, chosen: list[Mutant], folder: Path) -> tuple[int, str]:
         reason = reasons.get(mutant.name)
         verdict = f"killed by {test}" if test else f"equivalent: {reason}" if reason else "SURVIVED"
         counts[verdict.split()[0].rstrip(":")] += 1
-        print(
-            f"{mutant.path}:{mutant.line} {mutant.function} {mutant.operator}: {mutant.change}  {verdict}", flush=True
-        )
+        print(f"{mutant}  {verdict}", flush=True)
     total, killed, equivalent = counts.total(), counts["killed"], counts["equivalent"]
     return counts["SURVIVED"], (
         f"# {package}: {killed} of {total} killed ({killed / max(1, total):.1%}), {equivalent} equivalent, "
@@ -274,14 +272,14 @@ def judge(package: str, chosen: list[Mutant], folder: Path) -> tuple[int, str]:
     )
 
 
-def drawn(package: str, n: int, seed: int, only: str) -> list[Mutant]:
+def drawn(package: str, n: int, seed: int, only: Sequence[str]) -> list[Mutant]:
     source = ROOT / "src" / "dape"
     files = sorted(path.relative_to(source).as_posix() for path in source.glob(PACKAGES[package]))
     files = [file for file in files if package == "triton" or "triton" not in file]
     every = [mutant for file in files for mutant in mutants(file, (source / file).read_text())]
     chosen = random.Random(f"{seed} {package}").sample(every, min(n, len(every)))
     chosen.sort(key=lambda mutant: (mutant.path, mutant.line))
-    return [m for m in chosen if only in f"{m.path}:{m.line} {m.function} {m.operator}: {m.change}"]
+    return [m for m in chosen if any(text in str(m) for text in only)]
 
 
 if __name__ == "__main__":

@@ -51,6 +51,9 @@ class Mutant:
         finally:
             self.node.__class__, self.node.__dict__ = kind, fields
 
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} {self.function} {self.operator}: {self.change}"
+
     @property
     def name(self) -> str:
         """Without the line, which moves."""
