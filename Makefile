@@ -8,11 +8,12 @@ JOBS ?= 2
 CASES ?= 4000
 SEED ?= $(shell date +%s)
 ROUNDS ?= 20
+N ?= 50
 BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz sanitize crash lint audit format clean
+.PHONY: help setup demo test test-all fuzz sanitize crash mutants lint audit format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +38,9 @@ sanitize: $(READY)  ## the C++ kernel under g++'s address, undefined-behaviour a
 
 crash: $(READY)  ## kill every long command at random moments and compare what it ends with; ROUNDS=100
 	$(BIN)/python -m tests.crash --rounds $(ROUNDS)
+
+mutants: $(READY)  ## change one thing at a time and see whether a test fails; N=150 of each package
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation -n $(N) $(ARGS)
 
 lint: $(READY)  ## formatting, lint, types and imports between packages
 	$(BIN)/ruff format --check .

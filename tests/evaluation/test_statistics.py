@@ -173,6 +173,8 @@ def test_nats_are_the_logarithm_of_perplexity():
     assert nats(row("rope", value=math.e**2)) == pytest.approx(2)
     assert nats(row("rope", metric="nll", value=2.0)) == 2.0
     assert nats(row("rope", value=math.inf)) == math.inf
+    assert nats(row("rope", value=1.0)) == 0.0  # a model that is always sure and right
+    assert math.isnan(nats(row("rope", value=0.0)))
     with pytest.raises(ValueError, match="not from 'accuracy'"):
         nats(row("rope", metric="accuracy"))
 
@@ -208,6 +210,12 @@ def test_paired_t_by_hand():
 )
 def test_without_spread_there_is_no_test(values):
     assert paired_t(values) is None
+
+
+def test_spread_is_judged_beside_the_mean():
+    """What is left of a million after rounding is no spread; the same deviation around nothing is one."""
+    assert paired_t([1e6, 1e6 + 2e-7]) is None
+    assert paired_t([-1e-7, 1e-7, 3e-7]).df == 2
 
 
 def test_t_needed_is_the_value_of_the_table():
@@ -325,7 +333,16 @@ def test_bootstrap_repeats_itself_and_depends_on_its_seed():
     assert low < narrow[0] < narrow[1] < high
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [([1.0], [2.0]), ([1.0, math.inf], [1.0, 2.0])])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ([1.0], [2.0]),
+        ([1.0, math.inf], [1.0, 2.0]),
+        ([1.0], [1.0, 2.0, 3.0]),
+        ([1.0, 2.0, 4.0], [1.0]),
+        ([1.0, 2.0], [1.0, 2.0, 3.0]),
+    ],
+)
 def test_bootstrap_refuses_what_it_cannot_pair(ours, theirs):
     with pytest.raises(ValueError, match="paired bootstrap"):
         bootstrap_gap(ours, theirs)
@@ -378,6 +395,13 @@ def test_one_seed_has_an_interval_over_windows_and_no_p():
     assert found.ci == bootstrap_gap(ours, theirs)
 
 
+def test_two_windows_are_enough_for_an_interval():
+    """Gaps 1 and 3: a mean of two draws is 1, 2 or 3, and each extreme comes up once in four."""
+    rows = [row("dape-kerple", window_nll=(2.0, 5.0)), row("kerple", window_nll=(1.0, 2.0))]
+    (found,) = compare(arrange(rows))
+    assert (found.ci, found.windows) == ((1.0, 3.0), 2)
+
+
 @pytest.mark.parametrize("windows", [(), (1.0,) * 9, (1.0,) * 9 + (math.inf,)])
 def test_one_seed_with_windows_that_do_not_pair_up(windows):
     rows = [row("dape-kerple", window_nll=windows), row("kerple", window_nll=tuple(range(10)))]
@@ -428,8 +452,12 @@ def test_welch_over_seeds_needs_no_pairs():
     ours, theirs = {0: 4.0, 1: 4.4}, {2: 4.5, 3: 4.8, 4: 6.0}
     (found,) = compare(arrange(pair(ours, theirs)), test="welch")
     expected = scipy.stats.ttest_ind(np.log(list(ours.values())), np.log(list(theirs.values())), equal_var=False)
-    assert (found.test, found.n) == ("welch", 2)
+    assert (found.test, found.n, found.seeds) == ("welch", 2, (0, 1, 2, 3, 4))
+    assert (found.method, found.base, found.length) == ("dape-kerple", "kerple", 128)
     assert found.p == pytest.approx(expected.pvalue)
+    interval = expected.confidence_interval(0.95)
+    assert found.ci == pytest.approx((interval.low, interval.high))
+    assert found.gap_nll == pytest.approx(sum(found.ci) / 2)
     (alone,) = compare(arrange(pair({0: 4.0}, theirs)), test="welch")
     assert (alone.test, alone.p) == ("none", None)
 

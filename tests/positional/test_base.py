@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dape
-from dape.positional.base import RelativeBias
+from dape.positional.base import RelativeBias, asymmetric_distance, closed_form, require_positive
 
 
 def tensors(dtype=torch.float32):
@@ -71,3 +71,34 @@ def test_project_reaches_wrapped_encodings(make):
         pe.base.base.r1.fill_(-3.0)
     pe.project_()
     torch.testing.assert_close(pe.base.base.r1.detach(), torch.full((4,), 0.01))
+
+
+@pytest.mark.parametrize(
+    ("causal", "form", "expected"),
+    [
+        (True, "past_bonus", [0, 0, 0, 1, 2]),
+        (False, "tril", [0, 0, 0, 1, 2]),
+        (False, "symmetric", [2, 1, 0, 1, 2]),
+        (False, "past_bonus", [2, 1, 0, 0.5, 1.5]),
+    ],
+)
+def test_distances_by_hand(causal, form, expected):
+    distance = asymmetric_distance(torch.arange(-2, 3), causal=causal, form=form, dtype=torch.float64)
+    assert distance.dtype == torch.float64
+    assert distance.tolist() == expected
+
+
+def test_what_counts_as_positive():
+    assert [require_positive("scale", x) for x in (1e-9, 0.5, 1, 7.5)] == [1e-9, 0.5, 1, 7.5]
+    for wrong in (0, 0.0, -1, float("inf"), float("nan"), True, "1", None):
+        with pytest.raises(ValueError, match="scale must be a positive number"):
+            require_positive("scale", wrong)
+
+
+def test_dropout_has_no_closed_form_while_it_is_random(make):
+    pe = make("dape-kerple")
+    pe.dropout = torch.nn.Dropout(0.5)
+    assert closed_form(pe) is None
+    assert closed_form(pe.eval()) is not None
+    pe.dropout.p = 0.0
+    assert closed_form(pe.train()) is not None

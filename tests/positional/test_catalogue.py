@@ -122,6 +122,25 @@ def test_names_that_are_taken_or_reserved_are_refused():
 
 
 @pytest.mark.usefixtures("own_catalogue")
+def test_an_encoding_that_only_looks_back_is_listed_as_such():
+    class OnlyBack(Flat):
+        supports_bidirectional = False
+
+    dape.register("only-back", OnlyBack)
+    assert not dape.encodings()["only-back"].bidirectional
+    assert not dape.encodings()["dape-only-back"].bidirectional
+
+
+@pytest.mark.usefixtures("own_catalogue")
+def test_names_that_cannot_be_typed_are_refused():
+    for name in ("", "two words", "a/b", "tab\t"):
+        with pytest.raises(ValueError, match="a name is letters, digits"):
+            dape.register(name, Flat)
+    dape.register("My_Flat-1.5", Flat)
+    assert "dape-My_Flat-1.5" in dape.encodings()
+
+
+@pytest.mark.usefixtures("own_catalogue")
 @pytest.mark.parametrize(
     "wrong", [3, dict, dape.Grid, Flat(dape.AttentionDims(num_heads=1, head_dim=2, train_length=3, model_dim=2))]
 )
@@ -154,6 +173,9 @@ def test_dape_is_not_offered_over_something_it_would_drop():
     for name, encoding in (("own-logits", OwnLogits), ("own-embedding", OwnEmbedding)):
         dape.register(name, encoding)
         assert f"dape-{name}" not in dape.encodings()
+    assert [dape.encodings()[name].hook for name in ("own-logits", "own-embedding")] == ["logits", "embed"]
+    dape.register("own-nothing", type("OwnNothing", (dape.PositionalEncoding,), {}))
+    assert dape.encodings()["own-nothing"].hook == "none"
 
 
 def test_nothing_stays_registered():

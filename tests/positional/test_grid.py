@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -173,3 +175,30 @@ def test_a_gap_costs_no_more_entries_than_there_are_cells():
     lags, index = grid.lag_table()
     assert len(lags) <= 6
     assert torch.equal(lags[index], grid.lag())
+
+
+def test_each_item_may_be_packed_in_its_own_way():
+    """Documents of 2 and 1 tokens in the first item, of 1 and 2 in the second; one query of each is left out."""
+    documents = torch.tensor([[5, 5, 9], [5, 9, 9]])
+    index = torch.arange(3)
+    grid = Grid(q_index=index[1:], k_index=index, causal=False, q_document=documents[:, 1:], k_document=documents)
+    assert grid.visible().int().tolist() == [[[1, 1, 0], [0, 0, 1]], [[0, 1, 1], [0, 1, 1]]]
+
+
+@pytest.mark.parametrize("field", ["q_index", "k_index", "q_document", "k_document", "key_padding_mask"])
+def test_one_field_of_its_own_per_item_makes_items_differ(field):
+    n = torch.arange(3)
+    shared = Grid(q_index=n, k_index=n, causal=True, q_document=n, k_document=n)
+    assert shared.same_for_all_items
+    own = n.expand(2, 3) if field != "key_padding_mask" else torch.zeros(2, 3, dtype=torch.bool)
+    assert not replace(shared, **{field: own}).same_for_all_items
+
+
+def test_items_take_their_own_part_of_every_field():
+    n = torch.arange(12).view(4, 3)
+    fields = {"q_index": n, "k_index": n + 100, "q_document": n + 200, "k_document": n + 300}
+    part = Grid(**fields, key_padding_mask=n % 2 == 0, causal=True).items(1, 3)
+    assert part.q_index.tolist() == [[3, 4, 5], [6, 7, 8]]
+    for name, start in (("k_index", 100), ("q_document", 200), ("k_document", 300)):
+        assert (getattr(part, name) - start).tolist() == [[3, 4, 5], [6, 7, 8]]
+    assert part.key_padding_mask.tolist() == [[False, True, False], [True, False, True]]

@@ -5,6 +5,7 @@ import torch
 
 import dape
 from dape import draw_positions
+from dape.positional.positions import require_integers
 
 
 def seeded(n: int) -> torch.Generator:
@@ -102,3 +103,16 @@ def test_a_draw_is_not_read_from_its_end():
         draw.position(torch.tensor([0, -1]))
     with pytest.raises(ValueError, match="position 5 is used"):
         draw.position(torch.tensor([0, 5]))
+
+
+@pytest.mark.parametrize("values", [torch.ones(2), torch.ones(2, dtype=torch.complex64), torch.ones(2) > 0])
+def test_only_integers_are_positions(values):
+    with pytest.raises(TypeError, match=f"q_pos must hold integers, got {values.dtype}"):
+        require_integers("q_pos", values)
+    with pytest.raises(TypeError, match="k_pos must be a tensor of integers, got list"):
+        require_integers("k_pos", [1, 2])
+    require_integers("q_pos", torch.ones(2, dtype=torch.uint8))
+
+
+def test_no_positions_are_covered_by_any_draw():
+    assert draw_positions(0, pool=8).position(torch.arange(0)).shape == (0,)

@@ -151,3 +151,10 @@ def test_negative_positions_are_refused(make):
     drawn = make("randomized-sinusoidal").draw(6)
     with pytest.raises(ValueError, match="count from 0"):
         drawn.embed(torch.zeros(1, 2, drawn.dims.model_dim), torch.tensor([-1, 0]))
+
+
+def test_embedding_draws_no_more_positions_than_there_are(make):
+    """Six of a pool of six are all of them, in order."""
+    x, positions = torch.zeros(1, 6, 32), torch.arange(6)
+    expected = make("sinusoidal").embed(x, positions)
+    torch.testing.assert_close(make("randomized-sinusoidal", pool=6).embed(x, positions), expected)

@@ -86,6 +86,16 @@ def test_pi_divides_positions_by_the_stretch(make, length, options, s):
     torch.testing.assert_close(k, 2 * expected)
 
 
+@pytest.mark.parametrize("name", ["pi", "yarn"])
+@pytest.mark.parametrize("options", [{"base": 500.0}, {"interleaved": True}])
+def test_options_of_rope_reach_what_stretches_it(make, name, options):
+    """At a stretch of 1 both are rope, whatever its options."""
+    x, grid = normal(1, 4, 12, 8), Grid.of_length(12, 12, causal=True)
+    stretched, plain = make(name, scale=1.0, **options).rotate(x, x, grid), make("rope", **options).rotate(x, x, grid)
+    torch.testing.assert_close(stretched, plain)
+    assert not torch.allclose(stretched[0], make("rope").rotate(x, x, grid)[0])
+
+
 def test_pi_stretches_each_packed_document_by_its_own_length(make):
     """A document of 24 tokens (s = 1.5) beside one of 8 (s = 1)."""
     n, x = torch.cat([torch.arange(24), torch.arange(8)]), normal(1, 4, 32, 8)

@@ -13,6 +13,11 @@ def test_item_2_ramp_bounds(length, low, high):
     assert yarn_ramp_bounds(64, length, 10000.0, 32.0, 1.0) == (low, high)
 
 
+def test_ramp_ends_at_the_width_minus_one():
+    """d = 8, L = 10^9: dim(32) = 8 ln(10^9 / 64 pi) / (2 ln 10^4) = 6.7 and dim(1) = 8.2, more than d - 1."""
+    assert yarn_ramp_bounds(8, 10**9, 10000.0, 32.0, 1.0) == (6, 7)
+
+
 @pytest.mark.parametrize("s, factor", [(1, 1.0), (2, 1.0693), (4, 1.1386), (8, 1.2079), (16, 1.2773), (64, 1.4159)])
 def test_item_2_sharpening_is_applied_once_to_each_of_q_and_k(make, s, factor):
     """A rotation keeps lengths, so the factor is what rotating adds to them; logits gain its square."""

@@ -269,8 +269,8 @@ def bootstrap_gap(
     """Percentile interval of the mean of method - base over windows, which are drawn again in pairs."""
     import numpy as np
 
-    gaps = np.subtract(method, base)
-    if len(method) != len(base) or len(gaps) < 2 or not np.isfinite(gaps).all():
+    gaps = np.subtract(method, base) if len(method) == len(base) else np.empty(0)
+    if len(gaps) < 2 or not np.isfinite(gaps).all():
         raise ValueError("a paired bootstrap needs two or more finite values on each side, window by window")
     generator = np.random.default_rng(seed)
     at_once = max(1, 2**22 // len(gaps))  # bounds the memory of the drawn indices

@@ -7,7 +7,9 @@ from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 
 import dape
-from dape.positional.base import PositionalEncoding
+from dape.positional.alibi import Alibi
+from dape.positional.base import Mix, PositionalEncoding, ScoreForm
+from dape.positional.dape import HeadMixer
 
 HEADS, WIDTH = 4, 4
 
@@ -147,3 +149,30 @@ def test_gradient_hooks_of_parameters_run_once(name, tile_bytes):
         parameter.register_hook(lambda grad: calls.append(1))
     dape.attention(*inputs, pe, impl="blocked").sum().backward()
     assert len(calls) == len(list(pe.parameters()))
+
+
+class BiasBesideF(Alibi):
+    """A + B + f(A): f does not read B. No encoding of the catalogue is so, yet a closed form can say it."""
+
+    def __init__(self, dims: dape.AttentionDims) -> None:
+        super().__init__(dims)
+        self.f = HeadMixer(dims.num_heads, 8, dims.num_heads)
+
+    def logits(self, scores, q, k, grid):
+        return scores + self.bias_on(grid) + self.f(scores)
+
+    def score_form(self):
+        w1, b1, w2, b2 = self.f.weights()
+        return ScoreForm(source=self.source(), mix=Mix(wa=w1, wb=None, b1=b1, w2=w2, b2=b2))
+
+
+@pytest.mark.parametrize(("step", "kernel"), [(1, "lag tables"), (3, "bias tiles")])
+def test_f_need_not_read_the_bias(step, kernel, tile_bytes):
+    tile_bytes(512)
+    torch.manual_seed(0)
+    pe, inputs = BiasBesideF(dape.AttentionDims(num_heads=4, head_dim=4, train_length=16, model_dim=16)), draw(2, 9)
+    positions = torch.arange(9) * step
+    call = {} if step == 1 else {"q_pos": positions, "k_pos": positions}
+    assert dape.attention(*inputs, pe.double(), impl="blocked", explain=True, **call)[1].kernel == kernel
+    expected, actual = (gradients(pe, inputs, impl=impl, **call) for impl in ("reference", "blocked"))
+    torch.testing.assert_close(actual, expected)
