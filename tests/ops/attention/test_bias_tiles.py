@@ -162,7 +162,9 @@ class BiasBesideF(Alibi):
         return scores + self.bias_on(grid) + self.f(scores)
 
     def score_form(self):
-        w1, b1, w2, b2 = self.f.weights()
+        weights = self.f.weights()
+        assert weights is not None
+        w1, b1, w2, b2 = weights
         return ScoreForm(source=self.source(), mix=Mix(wa=w1, wb=None, b1=b1, w2=w2, b2=b2))
 
 
