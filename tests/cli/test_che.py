@@ -30,7 +30,7 @@ def test_runs_tables_and_going_on(tmp_path, capsys):
     command = ["che", "--tasks", "even", "--seeds", "1", *SHORT, *TINY, "--out", str(tmp_path / "che")]
     assert main([*command, "--methods", "randomized-rope", "--lr", "1e-3,1e38"]) == 1
     shown = capsys.readouterr()
-    assert "lr1e+38-seed0 failed" in shown.err and "try a lower --lr" in shown.err and "Traceback" not in shown.err
+    assert "lr1e+38-seed0 failed" in shown.err and "Try a lower --lr" in shown.err and "Traceback" not in shown.err
     assert "99.98" in shown.out and "(scale custom)" in shown.out  # the paper's number, and ours is not its scale
     finished = tmp_path / "che/runs/even_pairs-randomized-rope-lr0.001-seed0/rows.jsonl"
     before = finished.stat().st_mtime_ns

@@ -350,7 +350,7 @@ def test_wrong_arguments_of_import(exported, tmp_path, capsys):
         (tmp_path / "empty", "has no config.json"),
         (tmp_path / "gpt", "is a model of type 'gpt2', and only type 'dape'"),
         (tmp_path / "broken", "config.json: is not what it should be"),
-        (tmp_path / "list", "is a model of type None"),
+        (tmp_path / "list", "config.json: is not what it should be (found [], expected an object"),
     ):
         assert main(["import", str(model), "--out", str(tmp_path / "out")]) == 2
         assert words in capsys.readouterr().err

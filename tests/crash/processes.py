@@ -10,6 +10,7 @@ import os
 import random
 import runpy
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ PRELOADED = shlex.split("""
     torch._dynamo transformers.models.llama.modeling_llama tokenizers scipy.stats rich.progress rich.live
     matplotlib.backends.backend_agg matplotlib.backends.backend_svg
 """)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Process = Any
 """With the methods of :class:`subprocess.Popen` that are needed here."""
@@ -84,7 +86,14 @@ class Fork:
         self.returncode: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
+        # A signal while it forks would find the handlers of this process in the copy, or be lost in a hook of fork.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         self.pid = os.fork()
+        if self.pid == 0:
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if self.pid == 0:
             os._exit(_end_of(work, log))
 

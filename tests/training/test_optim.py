@@ -147,7 +147,7 @@ def test_three_steps_of_training_equal_adamw_written_out(make_trainer, train, cl
     for step, lr in enumerate([5e-3, 1e-2, 1e-3]):
         for name, p in twin.named_parameters():
             p.data, p.grad = weights[name].float(), None
-        tokens = torch.from_numpy(trainer.windows.batch(step, 4))
+        tokens = torch.from_numpy(trainer.task.windows.batch(step, 4))
         probabilities = torch.softmax(twin(tokens[:, :-1]), dim=-1)
         (-probabilities.gather(-1, tokens[:, 1:, None]).log()).mean().backward()
         gradients = {name: p.grad for name, p in twin.named_parameters()}

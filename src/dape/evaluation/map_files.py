@@ -100,7 +100,7 @@ class _Facts(TypedDict):
     length: Count
     query: NotRequired[Count]
     method: NotRequired[str]
-    terms: NotRequired[dict[str, str]]
+    terms: NotRequired[dict[str, str | bool]]
     heads_summary: NotRequired[list[dict[str, Any]]]
     files: NotRequired[list[FileName]]
     sha256: NotRequired[dict[FileName, Sha256]]

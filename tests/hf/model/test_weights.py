@@ -50,6 +50,7 @@ def test_what_a_file_lacks_starts_as_in_a_new_model(name, folder):
     weights = load_file(path / "model.safetensors")
     kept = {key: tensor for key, tensor in weights.items() if "encodings" not in key and "norm1" not in key}
     save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "dape-checksums.json").unlink()
     torch.manual_seed(5)
     found: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
     loaded, report = found
