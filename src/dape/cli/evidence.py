@@ -29,9 +29,11 @@ def run(config: ShowEvidence) -> int:
     from dape.evaluation.records import read_rows
     from dape.reproduce.ladder import Ladder, as_markdown
 
+    if not config.folder:
+        raise UsageError("what was given names no FOLDER; name one or more that hold results.jsonl of bias-ablation")
     files = [file for folder in config.folder for file in sorted(folder.glob("**/results.jsonl"))]
     if not files:
-        raise UsageError(f"{', '.join(map(str, config.folder)) or 'nothing given'}: no results.jsonl in there")
+        raise UsageError(f"{', '.join(map(str, config.folder))}: no results.jsonl in there")
     if config.out is not None:
         check_writable_folder(config.out, "--out")
     ladder = Ladder(row for file in files for row in read_rows(file))

@@ -134,6 +134,8 @@ def _saved(config: Extend) -> dict[str, Any] | None:
     try:
         saved = read_json(path)
         check_seal(saved)
+        if "method" not in saved:
+            raise ValueError("it has no method, so these are no settings of `dape extend`")
         return unsealed(saved)
     except ValueError as error:
         raise UsageError(f"{path} is damaged ({error}); use another --out, or delete this one") from error

@@ -418,6 +418,24 @@ def test_gradients_of_many_blocks_are_added_in_float32(name, dtype, tile_bytes):
     assert (v.grad.double() / exact - 1).abs().max() < torch.finfo(dtype).eps  # a block's part is rounded, and the sum
 
 
+@pytest.mark.parametrize("name", ["transformer-xl", "cope"])
+def test_gradients_of_half_precision_weights_are_added_in_float32(name, tile_bytes):
+    """1000 queries that are alike, 8 rows a block: every block adds the same to the gradients of the weights."""
+    tile_bytes(1)
+    pe, double = make(name).to(torch.bfloat16), make(name, torch.float64)
+    double.load_state_dict(pe.state_dict())
+    torch.manual_seed(0)
+    q = torch.randn(1, HEADS, 1, WIDTH).expand(-1, -1, 1000, -1).to(torch.bfloat16)
+    k, v = (torch.randn(1, HEADS, 9, WIDTH).to(torch.bfloat16) for _ in range(2))
+    call = {"q_pos": torch.full((1000,), 9), "k_pos": torch.arange(9)}
+    towards = torch.randn(1, HEADS, 1, WIDTH).expand(-1, -1, 1000, -1)
+    dape.attention(q, k, v, pe, impl="blocked", **call).backward(towards.to(torch.bfloat16))
+    exact = dape.attention(q.double(), k.double(), v.double(), double, impl="reference", **call)
+    exact.backward(towards.to(torch.bfloat16).double())
+    for (label, p), other in zip(pe.named_parameters(), double.parameters(), strict=True):
+        assert (p.grad - other.grad).abs().max() < 0.02 * other.grad.abs().max(), label
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
 @pytest.mark.parametrize("name", ["kerple", "dape-kerple", "fire"])
 def test_forward_mode_is_refused_rather_than_zero(name):

@@ -67,14 +67,17 @@ class _Rows(nn.Module):
 
 def _with_weights_of_now(pe: PositionalEncoding) -> Callable[..., Tensor]:
     """The reference as it is at this moment: when the backward pass asks again, an encoding whose weights were swapped
-    for a call (``torch.func.functional_call``) has its own again."""
+    for a call (``torch.func.functional_call``) has its own again. Gradients of weights in half precision are added in
+    float32, like those of k and v."""
     rows = _Rows(pe)
-    now: dict[str, Tensor] = dict(rows.named_parameters())
+    dtypes = {name: p.dtype for name, p in rows.named_parameters()}
+    now = {name: p.to(accumulation_dtype(p.dtype)) for name, p in rows.named_parameters()}
 
     def attend(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         k, v = k.to(q.dtype), v.to(q.dtype)  # hooks see keys in the model's dtype
         if all(now[name] is parameter for name, parameter in rows.named_parameters()):
             return reference_attention(q, k, v, pe, grid)
-        return torch.func.functional_call(rows, now, (q, k, v, grid))
+        weights = {name: weight.to(dtypes[name]) for name, weight in now.items()}
+        return torch.func.functional_call(rows, weights, (q, k, v, grid))
 
     return attend
