@@ -433,6 +433,7 @@ def test_gradients_of_half_precision_weights_are_added_in_float32(name, tile_byt
     exact = dape.attention(q.double(), k.double(), v.double(), double, impl="reference", **call)
     exact.backward(towards.to(torch.bfloat16).double())
     for (label, p), other in zip(pe.named_parameters(), double.parameters(), strict=True):
+        assert p.grad is not None and other.grad is not None
         assert (p.grad - other.grad).abs().max() < 0.02 * other.grad.abs().max(), label
 
 
