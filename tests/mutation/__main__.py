@@ -52,7 +52,8 @@ NEAR = {
     "check": ["operator"],
     "reference": ["operator"],
     "row_blocks": ["operator"],
-    **{stem: ["fused_build", "parallel"] for stem in ("available", "cells", "lags", "library", "run")},
+    "available": ["fused_build"],
+    "library": ["fused_build"],
 }
 """Where tests are not in the file of the module's name."""
 FOR_ALL = (
@@ -72,7 +73,7 @@ def stages(path: str) -> list[list[str]]:
     if folder == "positional":
         names = "kerple-power or dape-fire or learned" if stem in FOR_ALL else stem.replace("_", "-")
         return [_existing(POSITIONAL, NEAR.get(stem, [stem])), [f"{POSITIONAL}conformance.py", "-k", names]]
-    near = _existing(OPS, NEAR.get(stem, [stem])) or [f"{OPS}operator.py"]
+    near = _existing(OPS, NEAR.get(stem, [stem])) or [f"{OPS}parallel.py"]
     return [near, [f"{OPS}equivalence.py", "-k", "True-7 or False-7 or batch_items or concat_residual-True"]]
 
 

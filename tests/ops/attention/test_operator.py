@@ -305,6 +305,16 @@ def test_int32_differences_do_not_wrap(impl):
     assert (actual != 0).all(), "every key lies in the past"
 
 
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+def test_documents_do_not_see_each_other(impl):
+    """The first of two packed documents is computed as if alone; the second keeps its positions, and lags decide."""
+    (q, k, v), pe = draw(), make("kerple")
+    packed = dape.attention(q, k, v, pe, causal=False, impl=impl, **DOCUMENTS)
+    for part in (slice(0, 5), slice(5, 9)):
+        alone = dape.attention(*(x[:, :, part] for x in (q, k, v)), pe, causal=False)
+        torch.testing.assert_close(packed[:, :, part], alone)
+
+
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_documents_may_be_numbered_with_any_integers(dtype):
     inputs, pe, document = draw(), make("dape-fire"), torch.arange(9) // 4
