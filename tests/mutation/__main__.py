@@ -54,6 +54,7 @@ NEAR = {
     "row_blocks": ["operator"],
     "available": ["fused_build"],
     "library": ["fused_build"],
+    "lags": ["memory"],
 }
 """Where tests are not in the file of the module's name."""
 FOR_ALL = (
@@ -73,8 +74,15 @@ def stages(path: str) -> list[list[str]]:
     if folder == "positional":
         names = "kerple-power or dape-fire or learned" if stem in FOR_ALL else stem.replace("_", "-")
         return [_existing(POSITIONAL, NEAR.get(stem, [stem])), [f"{POSITIONAL}conformance.py", "-k", names]]
-    near = _existing(OPS, NEAR.get(stem, [stem])) or [f"{OPS}parallel.py"]
-    return [near, [f"{OPS}equivalence.py", "-k", "True-7 or False-7 or batch_items or concat_residual-True"]]
+    near = _existing(OPS, NEAR.get(stem, [stem]))
+    if "fused" in path:
+        few, more = (
+            "compiled_square[dape or compiled_square[kerple",
+            "compiled_situations or compiled_any or compiled_rows",
+        )
+    else:
+        few, more = "test_square[dape-kerple or test_square[fire", "test_situations or test_batch_items"
+    return [*([near] if near else []), *([f"{OPS}equivalence.py", "-k", names] for names in (few, more))]
 
 
 def _existing(prefix: str, names: list[str]) -> list[str]:

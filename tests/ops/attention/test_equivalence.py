@@ -120,9 +120,9 @@ def scattered(of_queries: bool, of_keys: bool) -> Inputs:
     return inputs
 
 
-def different_for_each_item() -> Inputs:
-    inputs = draw(13)
-    inputs.call["q_pos"] = inputs.call["k_pos"] = torch.stack([torch.arange(13) * 2, torch.arange(13) + 9])
+def different_for_each_item(length: int = 13) -> Inputs:
+    inputs, n = draw(length), torch.arange(length)
+    inputs.call["q_pos"] = inputs.call["k_pos"] = torch.stack([n * 2, n + 9])
     return inputs
 
 
@@ -274,6 +274,14 @@ ALWAYS, NEVER = 0, 1 << 40  # threads take whole items and lay them out themselv
 def test_compiled_situations(label, causal, situation, many_items, monkeypatch):
     monkeypatch.setattr(run, "MANY_ITEMS", many_items)
     assert_near(label, SITUATIONS[situation](), impl="fused", causal=causal)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("length", [17, 33])
+@pytest.mark.parametrize("causal", [True, False])
+def test_compiled_rows_of_whole_vectors_and_one_key(length, causal):
+    """Nearly a whole vector of a row's terms lies beyond its last key: what is read there must weigh nothing."""
+    assert_near("dape-fire", different_for_each_item(length), impl="fused", causal=causal)
 
 
 @settings(deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -61,6 +61,15 @@ def test_choice_and_reason(name, impl, call, expected, reason):
     assert torch.equal(dape.attention(*inputs, pe, impl=impl, **call), out)
 
 
+@pytest.mark.skipif(COMPILED != "fused", reason="the kernel cannot be compiled here")
+def test_the_compiled_kernel_runs_where_it_is_asked_for():
+    """Even where ``auto`` has something faster."""
+    inputs, pe = draw(), make("rope")
+    out, choice = dape.attention(*inputs, pe, impl="fused", explain=True)
+    assert (choice.impl, choice.kernel) == ("fused", "lag tables")
+    torch.testing.assert_close(out, dape.attention(*inputs, pe, impl="reference"))
+
+
 @pytest.mark.parametrize(
     ("name", "queries", "keys", "causal", "compiled", "short"),
     [
