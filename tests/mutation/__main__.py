@@ -49,6 +49,7 @@ NEAR = {
     "randomized": ["randomized", "golden_deepmind"],
     "transformer_xl": ["transformer_xl", "golden_deepmind"],
     "lag_call": ["lag_tables"],
+    "operator": ["operator", "memory"],
     "check": ["operator"],
     "reference": ["operator"],
     "row_blocks": ["operator"],

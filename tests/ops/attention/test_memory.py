@@ -7,6 +7,8 @@ import torch
 
 from dape import attention, build
 from dape.ops.attention import LagMemory
+from dape.ops.attention.fused.available import why_not_compiled
+from dape.ops.attention.fused.lags import Prepared
 from dape.ops.attention.memory import FEW_QUERIES, LEAST_ROOM
 
 HEADS, WIDTH = 3, 8
@@ -76,6 +78,16 @@ def test_tables_are_made_once(monkeypatch):
         for keys in range(200, 600):
             attention(*tensors(keys, batch=1), pe, memory=memory)
     assert sizes == [room + FEW_QUERIES - 1 for room in (256, 512, 1024)]
+
+
+@pytest.mark.skipif(why_not_compiled(torch.empty(0)) is not None, reason="the kernel cannot be compiled here")
+def test_tables_are_laid_out_once_for_the_compiled_kernel(monkeypatch):
+    pe, memory, rooms, of = make("dape-kerple"), LagMemory(), [], Prepared.of
+    monkeypatch.setattr(Prepared, "of", lambda *given: (rooms.append(given[-1]), of(*given))[1])
+    with torch.no_grad():
+        for keys in range(250, 262):
+            attention(*tensors(keys, batch=1), pe, memory=memory, impl="fused")
+    assert rooms == [256, 512]
 
 
 @pytest.mark.parametrize("change", ["in place", "loaded", "another"])

@@ -6,6 +6,7 @@ from torch import Tensor
 
 import dape
 from dape.ops.attention import operator
+from dape.ops.attention.fused import library
 from dape.ops.attention.fused.available import why_not_compiled
 
 HEADS, WIDTH = 4, 8
@@ -68,6 +69,16 @@ def test_the_compiled_kernel_runs_where_it_is_asked_for():
     out, choice = dape.attention(*inputs, pe, impl="fused", explain=True)
     assert (choice.impl, choice.kernel) == ("fused", "lag tables")
     torch.testing.assert_close(out, dape.attention(*inputs, pe, impl="reference"))
+
+
+@pytest.mark.skipif(COMPILED != "fused", reason="the kernel cannot be compiled here")
+@pytest.mark.parametrize(("call", "kernel"), [({}, "lag tables"), (SCATTERED, "bias tiles")])
+def test_what_was_chosen_is_what_runs(call, kernel, monkeypatch):
+    """Tiles give the same numbers, later."""
+    calls, real = [], library.run
+    monkeypatch.setattr(library, "run", lambda name, *structures: (calls.append(name), real(name, *structures)))
+    chosen = dape.attention(*draw(), make("kerple"), explain=True, **call)[1]
+    assert (chosen.impl, chosen.kernel, calls) == ("fused", kernel, ["dape_forward"])
 
 
 @pytest.mark.parametrize(
@@ -199,6 +210,7 @@ def test_bad_tensors(change, error, message):
             ValueError,
             "'flash' is not known; choose one of auto, reference, blocked, fused, triton, sdpa",
         ),
+        ({"impl": "triton"}, ValueError, "impl='triton' is not possible"),
         ({"q_pos": LONG}, ValueError, "both q_pos and k_pos"),
         ({"k_pos": LONG}, ValueError, "both q_pos and k_pos"),
         ({"q_document": LONG}, ValueError, "both q_document and k_document"),
