@@ -76,14 +76,12 @@ def stages(path: str) -> list[list[str]]:
         names = "kerple-power or dape-fire or learned" if stem in FOR_ALL else stem.replace("_", "-")
         return [_existing(POSITIONAL, NEAR.get(stem, [stem])), [f"{POSITIONAL}conformance.py", "-k", names]]
     near = _existing(OPS, NEAR.get(stem, [stem]))
-    if "fused" in path:
-        few, more = (
-            "compiled_square[dape or compiled_square[kerple",
-            "compiled_situations or compiled_any or compiled_rows",
-        )
-    else:
-        few, more = "test_square[dape-kerple or test_square[fire", "test_situations or test_batch_items"
-    return [*([near] if near else []), *([f"{OPS}equivalence.py", "-k", names] for names in (few, more))]
+    few, more = (
+        ("compiled_square[dape", "compiled_rows or compiled_any") if "fused" in path else ("test_square[dape", "items")
+    )
+    situations = f"{more} or situations[dape-fire or situations[dape-kerple"
+    asked = ([f"{OPS}equivalence.py", "-k", names] for names in (few, situations))
+    return [stage for stage in (next(asked), near, next(asked)) if stage]
 
 
 def _existing(prefix: str, names: list[str]) -> list[str]:
