@@ -20,8 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import dape.hf
 from dape.cli import main as dape_command
 from dape.data.tokenizer import ByteTokenizer
-from dape.evaluation.records import read_rows
 from dape.hf.tokenizer import save_tokenizer
+from dape.results import read_rows
 
 QUESTIONS = [
     {"question": "The sky is", "choices": ["blue", "made of tin"], "answer": 0},

@@ -1,12 +1,10 @@
-import importlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 import torch
 
-from dape.sweep import pool
-from dape.sweep.pool import Task
+from dape.experiments import worker
+from dape.experiments.executor import Local, Task
 
 
 @pytest.fixture(autouse=True)
@@ -29,17 +27,16 @@ def here(monkeypatch) -> list[str]:
     """Runs that would each be a process take place in this one, one after the other; their names, as they begin."""
     names: list[str] = []
 
-    def in_process(tasks: Sequence[Task], jobs: int, *, tick: Callable) -> Iterator[tuple[Task, int]]:
+    def in_process(self: Local, tasks: Sequence[Task], *, tick: Callable) -> Iterator[tuple[Task, int]]:
         for task in tasks:
             names.append(task.name)
             tick([task])
-            worker, job = task.arguments
             try:
-                code = importlib.import_module(worker).main(Path(job))
+                code = worker.main(task.folder)
             except Exception as error:  # the last words of a process
                 task.log.write_text(f"{type(error).__name__}: {error}\n")
                 code = 1
             yield task, code
 
-    monkeypatch.setattr(pool, "run_tasks", in_process)
+    monkeypatch.setattr(Local, "run", in_process)
     return names

@@ -16,8 +16,8 @@ import dape
 from dape.cli import main
 from dape.data.store import Corpus
 from dape.evaluation.map_files import read_maps
-from dape.evaluation.records import read_rows
-from dape.sweep.worker import Job
+from dape.experiments.job import read_job
+from dape.results.records import read_rows
 from dape.training import checkpoint as checkpoints
 from dape.training.run import RunConfig
 
@@ -153,7 +153,7 @@ def test_a_pickle_in_place_of_any_file_is_never_run(folder, content, tmp_path):
     for path, read in readers.items():
         _never_run(path, content, read)
     for name, read in (
-        ("job.json", lambda: Job.read(tmp_path)),
+        ("job.json", lambda: read_job(tmp_path)),
         ("rows.jsonl", lambda: read_rows(tmp_path / "rows.jsonl")),
         ("maps.json", lambda: read_maps(tmp_path)),
     ):

@@ -92,8 +92,8 @@ def dape_step(inputs: int, outputs: int) -> Callable[[], None]:
     import numpy as np
     import torch
 
-    from dape.che.config import CheConfig, Subject
-    from dape.che.learn import ChomskyTrainer
+    from dape.tasks.chomsky.config import CheConfig, Subject
+    from dape.training.chomsky import ChomskyTrainer
 
     task = "even_pairs" if outputs == 1 else "duplicate_string"
     subject = Subject(task=task, method="randomized-alibi", seed=0, lr=1e-4)

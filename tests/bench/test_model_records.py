@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from tests.bench.model_samples import GROUP, SAMPLES
 
-from dape import paper
 from dape.bench.model_records import Line, lines, make_rows
 from dape.bench.train_records import Spread
+from dape.results import paper
 
 
 def test_a_line_through_two_depths():

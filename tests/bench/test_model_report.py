@@ -9,8 +9,8 @@ from tests.bench.model_samples import GROUP, SAMPLES, TINY, report_of
 from dape.bench import model
 from dape.bench.model import ModelBench, measure
 from dape.bench.model_records import ModelResult, make_rows, make_table, rows
-from dape.evaluation.records import Row
 from dape.models.config import DecoderConfig
+from dape.results.records import Row
 
 
 def test_json_holds_every_row_and_its_circumstances(tmp_path, capsys):

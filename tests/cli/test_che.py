@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dape.che.tasks.catalogue import TASKS
 from dape.cli import main
-from dape.evaluation.records import read_rows
+from dape.results.records import read_rows
+from dape.tasks.chomsky.catalogue import TASKS
 
 ONE_CORE = ["--jobs", "1", "--threads", "1"]
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--hidden", "4", "--batch", "4", *ONE_CORE]

@@ -17,10 +17,11 @@ import yaml
 from safetensors.torch import load_file
 
 from dape.cli import main
-from dape.evaluation.records import read_rows
+from dape.experiments import worker
+from dape.experiments.executor import Local
 from dape.files import locked
 from dape.machine import usable_cores
-from dape.sweep import pool, worker
+from dape.results.records import read_rows
 from dape.tasks.text import TextTask
 from dape.training.checkpoint import find
 from dape.training.run import read_metrics
@@ -211,14 +212,14 @@ def test_nothing_but_failures(begun, monkeypatch, capsys):
 
 
 def test_an_interruption_says_how_to_go_on(begun, monkeypatch, capsys):
-    real = pool.run_tasks
+    real = Local.run
 
-    def interrupted(tasks, jobs, *, tick):
-        yield next(real(tasks, jobs, tick=tick))
+    def interrupted(self, tasks, *, tick):
+        yield next(real(self, tasks, tick=tick))
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pool, "run_tasks", interrupted)
+        patch.setattr(Local, "run", interrupted)
         compare(methods="rope kerple", seeds=1, expect=130)
     assert "continue with: dape compare --resume --out out" in capsys.readouterr().err
     assert begun == ["rope-seed0"]
@@ -321,8 +322,8 @@ def test_the_folder_can_be_moved(begun, tmp_path, monkeypatch):
 
 def test_data_that_has_changed_under_a_run(begun, monkeypatch, capsys):
     """The worker looks again."""
-    real = worker.Job.read
-    monkeypatch.setattr(worker.Job, "read", lambda folder: replace(real(folder), data_hash="0" * 64))
+    real = worker.read_job
+    monkeypatch.setattr(worker, "read_job", lambda folder: replace(real(folder), data_hash="0" * 64))
     compare(methods="rope", seeds=1, expect=1)
     assert "has changed since the comparison was begun" in capsys.readouterr().err
 
@@ -343,7 +344,7 @@ def workers(out: Path) -> list[int]:
             words = (folder / "cmdline").read_text().split("\0")
         except OSError:
             continue
-        if "dape.sweep.worker" in words and any(str(out) in word for word in words):
+        if "dape.experiments.language" in words and any(str(out) in word for word in words):
             found.append(int(folder.name))
     return found
 

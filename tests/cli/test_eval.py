@@ -10,7 +10,7 @@ import pytest
 
 from dape.cli import main
 from dape.data.corpora import open_data
-from dape.evaluation.records import read_rows
+from dape.results.records import read_rows
 
 SIZES = ["--layers", "1", "--width", "16", "--heads", "2", "--train-length", "8"]
 TINY = [*SIZES, "--batch", "2", "--steps", "4", "--threads", "1"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.reproduce.test_ladder import rows
 
 from dape.cli import main
-from dape.evaluation.records import append_rows
+from dape.results.records import append_rows
 
 
 def test_tables_and_figure(tmp_path, capsys):

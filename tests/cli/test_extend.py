@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 transformers = pytest.importorskip("transformers")
 
 from dape.cli import main  # noqa: E402
-from dape.evaluation.records import read_rows  # noqa: E402
 from dape.hf import load_adapter  # noqa: E402
 from dape.hf.tune import Tuner  # noqa: E402
+from dape.results.records import read_rows  # noqa: E402
 
 SMALL = [
     "--data",

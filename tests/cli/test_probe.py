@@ -10,9 +10,9 @@ import pytest
 
 from dape.cli import app, main, probe
 from dape.cli.commands import COMMANDS, Command
-from dape.evaluation.probe.config import RecallConfig
-from dape.evaluation.records import read_rows
-from dape.sweep import pool
+from dape.experiments import executor
+from dape.results.records import read_rows
+from dape.tasks.recall.config import RecallConfig
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2"]
 
@@ -176,7 +176,7 @@ def test_finished_runs_are_not_done_again(trained, capsys, monkeypatch):
     def refuse(*_: object) -> None:
         raise AssertionError("a child was started")
 
-    monkeypatch.setattr(pool, "_start", refuse)
+    monkeypatch.setattr(executor, "_start", refuse)
     before = (trained / "results.jsonl").read_bytes()
     run(*FEW, "--methods", "rope", "dape-kerple", "--out", trained)
     assert (trained / "results.jsonl").read_bytes() == before
@@ -186,7 +186,7 @@ def test_finished_runs_are_not_done_again(trained, capsys, monkeypatch):
 
 def test_methods_are_added(trained, monkeypatch, capsys):
     started = []
-    monkeypatch.setattr(pool, "_start", lambda task: started.append(task.name) or Finished(1))
+    monkeypatch.setattr(executor, "_start", lambda task: started.append(task.name) or Finished(1))
     run(*FEW, "--methods", "rope", "alibi", "--out", trained, expect=1)
     assert started == ["alibi-seed0"]
     job = json.loads((trained / "runs/alibi-seed0/job.json").read_text())
@@ -208,7 +208,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool, "run_tasks", interrupted)
+    monkeypatch.setattr(executor.Local, "run", interrupted)
     run(*FEW, "--methods", "rope", "--out", tmp_path / "out", expect=130)
     assert "continue by giving the same command again" in capsys.readouterr().err
 

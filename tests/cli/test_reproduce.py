@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from dape.cli import main, reproduce_time
-from dape.evaluation.records import read_rows
-from dape.reproduce import scales
-from dape.reproduce.catalogue import EXPERIMENTS
-from dape.sweep import worker
+from dape.experiments import worker
+from dape.experiments.reproduce import scales
+from dape.experiments.reproduce.catalogue import EXPERIMENTS
+from dape.results.records import read_rows
 
 
 @pytest.fixture(autouse=True)
@@ -34,13 +34,15 @@ def ablation(*argv: str, expect: int = 0) -> None:
 
 
 def test_a_budget_is_kept_by_the_folder(here, capsys, monkeypatch):
-    monkeypatch.setattr("dape.reproduce.budget.START_SECONDS", 0.0)
+    monkeypatch.setattr("dape.experiments.reproduce.budget.START_SECONDS", 0.0)
     ablation("--seeds", "3", "--budget", "1")
     told = capsys.readouterr().out
     assert "budget: 1 hours; nothing has to be cut" in told and len(here) == 9
     saved = yaml.safe_load(Path("out/reproduce.yaml").read_text())
     assert saved["budget"] == {"hours": 1.0, "seeds": 3, "steps": 4}
-    monkeypatch.setattr("dape.reproduce.budget.speeds_of", lambda *args, **kwargs: pytest.fail("timed again"))
+    monkeypatch.setattr(
+        "dape.experiments.reproduce.budget.speeds_of", lambda *args, **kwargs: pytest.fail("timed again")
+    )
     ablation("--seeds", "3", "--budget", "1")
     assert "planned before: 3 seeds of 4 steps" in capsys.readouterr().out and len(here) == 9
     ablation("--budget", "2", expect=2)

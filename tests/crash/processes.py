@@ -19,11 +19,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dape.experiments.executor import WORKER
+
 OFTEN = Path(__file__).with_name("often")
 PRELOADED = shlex.split("""
-    dape.cli dape.cli.reproduce_runs dape.data.corpora dape.data.job dape.training.language_model dape.sweep.worker
-    dape.che.learn dape.che.worker dape.evaluation.probe.worker dape.evaluation.probe.report
-    dape.study.worker dape.study.tasks dape.hf.tune dape.hf.convert dape.reproduce.judge
+    dape.cli dape.cli.reproduce_runs dape.data.corpora dape.data.job dape.training.language_model
+    dape.training.chomsky dape.training.recall dape.evaluation.chomsky dape.evaluation.recall
+    dape.experiments.language dape.experiments.chomsky dape.experiments.recall dape.experiments.adapters.job
+    dape.experiments.adapters.tasks dape.experiments.reproduce.judge dape.hf.tune dape.hf.convert dape.report.recall
     dape.report.study dape.report.chomsky dape.report.bias_maps dape.report.reproduction
     torch._dynamo transformers.models.llama.modeling_llama tokenizers scipy.stats rich.progress rich.live
     matplotlib.backends.backend_agg matplotlib.backends.backend_svg
@@ -58,22 +61,21 @@ def _dape(words: Sequence[str], folder: Path) -> int:
     import torch
 
     from dape.cli import main
-    from dape.sweep import pool
+    from dape.experiments import executor
 
     os.chdir(folder)
     random.seed()  # copies would all draw the same, and hide what is not seeded
     torch.seed()
-    pool._start = _worker  # pyright: ignore[reportAttributeAccessIssue]
+    executor._start = _worker  # pyright: ignore[reportAttributeAccessIssue]
     return main(list(words))
 
 
 def _worker(task: Any) -> Process:
-    module, *arguments = task.arguments
-    task.log.parent.mkdir(parents=True, exist_ok=True)
+    task.folder.mkdir(parents=True, exist_ok=True)
 
     def work() -> int:
-        sys.argv = [module, *arguments]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        sys.argv = [WORKER, str(task.folder)]
+        runpy.run_module(WORKER, run_name="__main__", alter_sys=True)
         return 0
 
     return Fork(work, task.log)

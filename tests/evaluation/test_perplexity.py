@@ -15,9 +15,9 @@ from dape.errors import UsageError
 from dape.evaluation import perplexity
 from dape.evaluation.config import EvalConfig
 from dape.evaluation.perplexity import Measured, Subject, as_rows, batch_size, in_context_row, measure, window_nll
-from dape.evaluation.records import Row
 from dape.models.config import DecoderConfig
 from dape.models.decoder import DecoderLM
+from dape.results.records import Row
 
 VOCABULARY = 11
 SUBJECT = Subject(

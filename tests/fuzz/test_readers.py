@@ -37,7 +37,9 @@ from dape.data.documents import Reading, Tally, read_documents
 from dape.data.sources import expand
 from dape.data.store import Corpus
 from dape.evaluation.map_files import STAGES, BiasMaps, read_maps, write_maps
-from dape.evaluation.records import Row, read_rows, rows_text
+from dape.experiments.grid import saved_settings
+from dape.experiments.job import read_job, write_job
+from dape.experiments.language import LanguageModelJob
 from dape.hf import DapeForCausalLM, adapter_parameters, extend, load_adapter, remove, save_adapter
 from dape.hf.convert import quiet, read_origin
 from dape.hf.folder import open_model
@@ -45,9 +47,7 @@ from dape.hf.harness.questions import read_questions
 from dape.hf.tokenizer import open_exported
 from dape.hf.tune import Tuner, Tuning
 from dape.reading import sealed
-from dape.sweep.child import write_job
-from dape.sweep.grid import saved_settings
-from dape.sweep.worker import Job
+from dape.results.records import Row, read_rows, rows_text
 from dape.tasks.base import Batch, Loss
 from dape.training import checkpoint as checkpoints
 from dape.training.run import RunConfig
@@ -179,7 +179,7 @@ KINDS = {
     ),
     "run": Kind("run", ("config.yaml",), RunConfig.read, exact=False),
     "settings": Kind("settings", ("compare.yaml",), lambda f: saved_settings(f, "compare.yaml"), exact=False),
-    "job": Kind("job", ("job.json",), lambda f: asdict(Job.read(f))),
+    "job": Kind("job", ("job.json",), lambda f: asdict(read_job(f))),
     "corpus": Kind("data", (), read_corpus),
     "rows": Kind("rows", ("rows.jsonl",), lambda f: len(read_rows(f / "rows.jsonl")), exact=False),
     "maps": Kind("maps", ("maps.json", "maps.npz", "images.npz"), read_map_folder),
@@ -227,7 +227,10 @@ def fill(folder: Path) -> None:
     from dape.evaluation.config import EvalConfig
 
     write_job(
-        folder / "job", Job(run=config, evaluation=EvalConfig(lengths=(8,), last_k=4), data_hash="x", device="cpu")
+        folder / "job",
+        LanguageModelJob(
+            run=config, evaluation=EvalConfig(lengths=(8,), last_k=4), data_hash="x", device="cpu", threads=1
+        ),
     )
     rows = [_row(length) for length in (64, 128, 256)]
     (folder / "rows/rows.jsonl").write_text(rows_text(rows))

@@ -24,7 +24,6 @@ from dape.cli.model_text import model_corpus
 from dape.data.tokenizer import ByteTokenizer, Tokenizer, train_bpe
 from dape.evaluation.config import EvalConfig
 from dape.evaluation.perplexity import measure as our_measure
-from dape.evaluation.records import Row, read_rows
 from dape.hf.convert import quiet
 from dape.hf.harness.questions import read_questions
 from dape.hf.harness.reader import Reader
@@ -32,6 +31,7 @@ from dape.hf.harness.run import Subject, measure, open_subject
 from dape.hf.harness.tasks import Tokens, choices_task, last_k_task
 from dape.hf.scorer import Scorer
 from dape.hf.tokenizer import save_tokenizer
+from dape.results.records import Row, read_rows
 
 HERE = Path(__file__).parent / "harness"
 QUESTIONS, TEXT = str(HERE / "questions.jsonl"), str(HERE / "text.txt")

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import dape.nn
-from dape.che.config import CheConfig
-from dape.che.encoder import Encoder, encoder_for
-from dape.che.tasks.catalogue import load
 from dape.models.cache import Cache
 from dape.models.config import DecoderConfig
 from dape.models.decoder import DecoderLM
+from dape.models.encoder import Encoder
+from dape.tasks.chomsky.catalogue import load
+from dape.tasks.chomsky.config import CheConfig
+from dape.tasks.chomsky.model import encoder_for
 
 FACTOR = 1.5
 

@@ -34,7 +34,7 @@ PACKAGES = {
     "positional": "positional/*.py",
     "ops": "ops/attention/**/*.py",
     "triton": "ops/attention/triton_kernels/*.py",
-    "statistics": "evaluation/statistics.py",
+    "statistics": "results/statistics.py",
 }
 LOADED = ("torch", "torch._dynamo", "scipy.stats", "jaxtyping", "hypothesis", "yaml")
 SECONDS, LONGEST = 20, 3600
@@ -68,8 +68,8 @@ FOR_ALL = (
 def stages(path: str) -> list[list[str]]:
     """Arguments of pytest, nearest tests first. A module's own tests should notice, so others are not asked."""
     folder, stem = path.rsplit("/", 1)[0], Path(path).stem
-    if folder == "evaluation":
-        return [["tests/evaluation/test_statistics.py"]]
+    if folder == "results":
+        return [["tests/results/test_statistics.py"]]
     if "triton" in path:
         return [["tests/ops/attention/triton_interpreted.py"], [f"{OPS}triton.py"]]
     if folder == "positional":

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from dape.evaluation.records import Row
+from dape.results.records import Row
 
 Values = Mapping[str, Mapping[int, float | Sequence[float]]]
 

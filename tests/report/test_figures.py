@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from matplotlib.text import Annotation, Text
 
-from dape.evaluation.statistics import arrange
 from dape.report.figures import (
     choose_scale,
     curves_of,
@@ -22,6 +21,7 @@ from dape.report.figures import (
     spread_out,
     tick_texts,
 )
+from dape.results.statistics import arrange
 
 LENGTHS = (64, 128, 256, 512)
 NEAR = {"kerple": {64: 4.5, 128: 4.1, 256: 4.2, 512: 4.2}, "dape-kerple": {64: 4.0, 128: 3.7, 256: 3.6, 512: 3.5}}

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from dape.report.numbers import as_text, deviation, p_text, percent, runs_of
+from dape.results.numbers import as_text, deviation, p_text, percent, runs_of
 
 
 @pytest.mark.parametrize(

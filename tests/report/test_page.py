@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dape.che.config import CheConfig
-from dape.che.summary import summarise
-from dape.evaluation.records import Row, read_rows
-from dape.evaluation.statistics import arrange, compare
-from dape.paper import load
-from dape.report.numbers import as_text, deviation
+from dape.evaluation.chomsky_scores import summarise
 from dape.report.page import Claim, Maps, Section, build_page
 from dape.report.page.curves import curve_block, effect, in_short
 from dape.report.page.explorer import explorer_of, kept_keys
 from dape.report.page.panels import split
 from dape.report.page.tasks import task_block
+from dape.results.numbers import as_text, deviation
+from dape.results.paper import load
+from dape.results.records import Row, read_rows
+from dape.results.statistics import arrange, compare
+from dape.tasks.chomsky.config import CheConfig
 
 pytest.importorskip("vl_convert", reason="pip install 'dape[report]'")
 

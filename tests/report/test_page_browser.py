@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dape.evaluation.records import Row, read_rows
-from dape.paper import load
 from dape.report.page import Claim, Maps, Section, build_page
+from dape.results.paper import load
+from dape.results.records import Row, read_rows
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(

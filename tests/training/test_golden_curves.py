@@ -46,16 +46,16 @@ def language_model(folder: Path, encoding: str, **settings: object) -> list[floa
 
 
 def chomsky(folder: Path, task: str, method: str) -> list[float]:
-    from dape.che.config import CheConfig, Subject
-    from dape.che.learn import ChomskyTrainer
+    from dape.tasks.chomsky.config import CheConfig, Subject
+    from dape.training.chomsky import ChomskyTrainer
 
     config = CheConfig(scale="custom", width=16, layers=2, heads=2, hidden=4, steps=STEPS, batch=8, lengths=(20, 41))
     return curve_of(ChomskyTrainer(folder, config, Subject(task=task, method=method, seed=1, lr=1e-3), CPU))
 
 
 def recall(folder: Path, method: str) -> list[float]:
-    from dape.evaluation.probe.config import RecallConfig
-    from dape.evaluation.probe.learn import RecallTrainer
+    from dape.tasks.recall.config import RecallConfig
+    from dape.training.recall import RecallTrainer
 
     config = RecallConfig(layers=1, width=16, heads=2, steps=STEPS, batch=4, train_length=48, lengths=(48, 96))
     return curve_of(RecallTrainer(folder, config, method=method, seed=2, device=CPU))
@@ -74,9 +74,9 @@ def adapter(folder: Path, method: str) -> list[float]:
 
 
 def study(folder: Path, task: str) -> list[float]:
+    from dape.experiments.adapters.config import StudyConfig
+    from dape.experiments.adapters.tasks import RecallTask, TextTask
     from dape.hf.tune import Tuner, Tuning
-    from dape.study.config import StudyConfig
-    from dape.study.tasks import RecallTask, TextTask
 
     config = StudyConfig(layers=1, width=16, heads=2, train_length=48, task=task)
     learned = RecallTask(config) if task == "recall" else TextTask(config, words(folder))

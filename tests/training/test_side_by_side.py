@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from dape.che import learn
-from dape.che.config import CheConfig, Subject
-from dape.che.learn import ChomskyTrainer
-from dape.training import side_by_side
-from dape.training.side_by_side import SideBySide, parts_of
+from dape.tasks.chomsky import learn
+from dape.tasks.chomsky.config import CheConfig, Subject
+from dape.tasks.chomsky.learn import parts_of
+from dape.training.chomsky import ChomskyTrainer
+from dape.training.side_by_side import SideBySide
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_an_error_comes_out_and_the_threads_are_as_before():
 def test_same_gradients_as_at_once(method, tmp_path, monkeypatch):
     run = trainer(tmp_path, method=method, dropout=0.0)
     loss, found = gradients_of(run)
-    monkeypatch.setattr(side_by_side, "LARGE", 70)
+    monkeypatch.setattr(learn, "LARGE", 70)
     whole_loss, expected = gradients_of(run)
     assert batch_of(run).parts == 1 and loss == pytest.approx(whole_loss)
     for name, gradient in expected.items():

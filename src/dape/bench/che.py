@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from dape.bench.options import INTERRUPTED, check_counts, check_encoding, check_lengths, circumstances, torch_threads
 from dape.bench.progress import Progress
 from dape.bench.records import new_table, print_table, write_json
-from dape.che.config import WIDTHS, CheConfig, Subject
-from dape.che.tasks.catalogue import TASKS, find
 from dape.errors import UsageError
 from dape.files import check_writable_file
+from dape.tasks.chomsky.catalogue import TASKS, find
+from dape.tasks.chomsky.config import WIDTHS, CheConfig, Subject
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -147,8 +147,8 @@ def measure_case(config: CheBench, task: str, length: int, method: str) -> CheRo
     import numpy as np
     import torch
 
-    from dape.che.encoder import total_length
-    from dape.che.learn import ChomskyTrainer
+    from dape.tasks.chomsky.model import total_length
+    from dape.training.chomsky import ChomskyTrainer
 
     settings = CheConfig(width=config.width, layers=config.layers, heads=config.heads, batch=config.batch)
     generator = np.random.default_rng(0)

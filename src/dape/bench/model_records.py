@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dape import paper
 from dape.bench.records import new_table
 from dape.bench.train_records import Spread, TrainPass, flat, paired, with_range
-from dape.evaluation.records import Row
 from dape.positional.names import base_of
+from dape.results import paper
+from dape.results.records import Row
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dape.che.config import (
+from dape.cli.checks import check_encoding
+from dape.cli.console import open_console
+from dape.cli.live import LiveRuns, run_shown, side_by_side, tell_failures, threads_each
+from dape.errors import UsageError
+from dape.files import check_writable_folder, locked
+from dape.positional.catalogue import find as find_encoding
+from dape.positional.names import parse
+from dape.reading import as_record
+from dape.tasks.chomsky.catalogue import TASKS, find
+from dape.tasks.chomsky.config import (
     LONGEST,
     PAPER_METHODS,
     PAPER_RATES,
@@ -18,19 +27,10 @@ from dape.che.config import (
     Scale,
     check_rates,
 )
-from dape.che.tasks.catalogue import TASKS, find
-from dape.cli.checks import check_encoding
-from dape.cli.console import open_console
-from dape.cli.live import LiveRuns, run_shown, side_by_side, tell_failures, threads_each
-from dape.errors import UsageError
-from dape.files import check_writable_folder, locked
-from dape.positional.catalogue import find as find_encoding
-from dape.positional.names import parse
-from dape.reading import as_record
 
 if TYPE_CHECKING:
-    from dape.che.plan import Plan
-    from dape.evaluation.records import Row
+    from dape.experiments.chomsky import Chomsky
+    from dape.results.records import Row
 
 BUDGET_RATE = 1e-3
 """DeepMind's example uses it at width 64; few steps need a high rate."""
@@ -204,7 +204,7 @@ def settings_of(config: Che) -> CheConfig:
     )
 
 
-def plan_of(config: Che) -> "Plan":
+def plan_of(config: Che) -> "Chomsky":
     """Everything that can be wrong is found here, before anything is trained."""
     tasks, methods = chosen_tasks(config.tasks), chosen_methods(config.methods)
     rates = chosen_rates(config.lr, budget=config.budget is not None)
@@ -216,15 +216,15 @@ def plan_of(config: Che) -> "Plan":
     settings.check()
     check_writable_folder(config.out, "--out")
 
-    from dape.che.plan import Plan
     from dape.cli.devices import use_device
+    from dape.experiments.chomsky import Chomsky
 
     device = str(use_device(config.device))
     for task in tasks:
         for method in methods:
             _check_model(settings, task, method)
     seeds = config.seeds or (3 if config.budget is None else 1)
-    return Plan(
+    return Chomsky(
         out=config.out,
         tasks=tasks,
         methods=methods,
@@ -250,8 +250,8 @@ def _check_model(settings: CheConfig, task: str, method: str) -> None:
     """Wrong sizes and lengths out of reach show without memory or time."""
     import torch
 
-    from dape.che.encoder import encoder_for, shape_for, total_length
     from dape.machine import available_bytes
+    from dape.tasks.chomsky.model import encoder_for, shape_for, total_length
     from dape.training.cost import require_fits
 
     loaded, longest = find(task).load(settings.compat), max(settings.lengths)
@@ -273,12 +273,12 @@ def _check_model(settings: CheConfig, task: str, method: str) -> None:
         raise UsageError(f"{method}: {error} ({shape})") from error
 
 
-def _within_budget(config: Che, plan: "Plan", jobs: int) -> "Plan":
+def _within_budget(config: Che, plan: "Chomsky", jobs: int) -> "Chomsky":
     """With steps and tests that fit; those planned before, if this goes on with the same budget."""
     if config.budget is None:
         return plan
-    from dape.che.plan import SETTINGS
-    from dape.sweep.grid import saved_settings
+    from dape.experiments.chomsky import SETTINGS
+    from dape.experiments.grid import saved_settings
 
     known = saved_settings(config.out, SETTINGS)
     if known and known.get("budget") == config.budget:
@@ -286,9 +286,9 @@ def _within_budget(config: Che, plan: "Plan", jobs: int) -> "Plan":
         planned = {name: getattr(saved, name) for name in ("steps", "samples", "lengths")}
         return replace(plan, config=replace(plan.config, **planned))
 
-    from dape.che.budget import planned as plan_budget
-    from dape.che.budget import time_method
     from dape.cli.devices import set_threads
+    from dape.experiments.chomsky_budget import planned as plan_budget
+    from dape.experiments.chomsky_budget import time_method
 
     set_threads(config.threads or threads_each(jobs))
     print(f"timing {len(plan.methods)} methods to fill {config.budget:g} minutes ...", file=sys.stderr, flush=True)
@@ -300,14 +300,14 @@ def _within_budget(config: Che, plan: "Plan", jobs: int) -> "Plan":
     return replace(plan, config=settings)
 
 
-def reduced(plan: "Plan") -> list[str]:
+def reduced(plan: "Chomsky") -> list[str]:
     from dape.report.chomsky import reductions
 
     return reductions(plan.config, seeds=plan.seeds, rates=plan.rates, all_rates=len(PAPER_RATES))
 
 
-def _announce(plan: "Plan", jobs: int) -> None:
-    from dape.sweep.grid import in_short
+def _announce(plan: "Chomsky", jobs: int) -> None:
+    from dape.experiments.grid import in_short
 
     config, runs = plan.config, len(plan.runs())
     done = sum(map(plan.finished, plan.runs()))
@@ -333,7 +333,7 @@ class LiveChe(LiveRuns):
     """Accuracy by task and method."""
 
     def _found(self, rows: "list[Row]") -> str:
-        from dape.che.summary import runs_of
+        from dape.evaluation.chomsky_scores import runs_of
 
         config = self._plan.config
         (of_rate,) = runs_of(rows, config).values()
@@ -348,8 +348,8 @@ class LiveChe(LiveRuns):
         return [terminal_table(_cells(self._rows, self._plan), self._plan.config)]
 
 
-def _cells(rows: "list[Row]", plan: "Plan") -> list[Any]:
-    from dape.che.summary import summarise
+def _cells(rows: "list[Row]", plan: "Chomsky") -> list[Any]:
+    from dape.evaluation.chomsky_scores import summarise
 
     return summarise(rows, plan.config, tasks=plan.tasks, methods=plan.methods, rates=plan.rates)
 
@@ -357,7 +357,7 @@ def _cells(rows: "list[Row]", plan: "Plan") -> list[Any]:
 # After the work ------------------------------------------------------------------------------------------------------
 
 
-def _report(plan: "Plan", failures: dict[str, str]) -> int:
+def _report(plan: "Chomsky", failures: dict[str, str]) -> int:
     """Files first, then the terminal."""
     from dape.files import write_text
     from dape.report import chomsky

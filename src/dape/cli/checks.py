@@ -22,7 +22,7 @@ def check_encoding(name: str, flag: str = "--encoding") -> None:
 
 def check_rows_file(path: Path, flag: str) -> None:
     """Before hours of work: rows can be appended, and what is there are rows."""
-    from dape.evaluation.records import read_rows
+    from dape.results.records import read_rows
 
     check_writable_file(path, flag)
     if path.is_file() and path.stat().st_size:

@@ -18,7 +18,7 @@ from dape.reading import reading
 from dape.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from dape.sweep.compare import Comparison
+    from dape.experiments.compare import Comparison
 
 METHODS = ("rope", "alibi", "kerple", "fire", "dape-alibi", "dape-kerple", "dape-fire")
 LONGEST = 32
@@ -85,8 +85,8 @@ def expand(argv: list[str]) -> list[str]:
 def _saved(out: Path) -> list[str]:
     """The settings of the comparison in ``out`` as flags."""
     from dape.config.load import as_flags
-    from dape.sweep.compare import SETTINGS
-    from dape.sweep.grid import saved_settings
+    from dape.experiments.compare import SETTINGS
+    from dape.experiments.grid import saved_settings
 
     path = out / SETTINGS
     if not path.is_file():
@@ -157,7 +157,7 @@ def _plan(config: Compare) -> "Comparison":
     from dape.cli.devices import use_device
     from dape.data.corpora import open_data
     from dape.evaluation.perplexity import ends_of, with_reach
-    from dape.sweep.compare import Comparison, evaluation_in, model_for
+    from dape.experiments.compare import Comparison, evaluation_in, model_for
 
     config.train.check()
     device = str(use_device(config.device))

@@ -15,7 +15,7 @@ from dape.evaluation.config import EvalConfig, Mode, Protocol
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
-    from dape.evaluation.records import Row
+    from dape.results.records import Row
     from dape.training.checkpoint import Description
 
 
@@ -72,7 +72,7 @@ def run(config: Evaluate) -> int:
 
 def _evaluate(config: Evaluate, settings: EvalConfig, device: Any) -> int:
     from dape.evaluation.perplexity import as_rows, measure
-    from dape.evaluation.records import append_rows
+    from dape.results.records import append_rows
     from dape.training import checkpoint as checkpoints
 
     where = checkpoints.find(config.checkpoint)

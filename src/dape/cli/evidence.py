@@ -26,8 +26,8 @@ class ShowEvidence:
 
 
 def run(config: ShowEvidence) -> int:
-    from dape.evaluation.records import read_rows
-    from dape.reproduce.ladder import Ladder, as_markdown
+    from dape.experiments.reproduce.ladder import Ladder, as_markdown
+    from dape.results.records import read_rows
 
     if not config.folder:
         raise UsageError("what was given names no FOLDER; name one or more that hold results.jsonl of bias-ablation")

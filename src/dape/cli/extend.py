@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dape.data.store import Corpus
-    from dape.evaluation.records import Row
     from dape.hf.hosts import Host
     from dape.hf.tune import HostTextTask, Tuning
+    from dape.results.records import Row
     from dape.training.trainer import Progress
 
 LONGEST = 32
@@ -399,9 +399,9 @@ def _measured(
 ) -> "list[Row]":
     """From the file if it was measured before."""
     from dape.evaluation.perplexity import Subject, as_rows, measure
-    from dape.evaluation.records import read_rows, rows_text
     from dape.hf.scorer import Scorer
     from dape.provenance import provenance
+    from dape.results.records import read_rows, rows_text
 
     path = config.out / file
     if path.is_file():
@@ -433,10 +433,10 @@ def _measured(
 
 def _report(config: Extend, rows: "list[Row]", evaluation: EvalConfig) -> int:
     from dape.cli.console import open_console
-    from dape.evaluation.records import rows_text
     from dape.report.figures import perplexity_figure, save_figure
     from dape.report.reproduction import labelled
     from dape.report.tables import markdown_table, terminal_table
+    from dape.results.records import rows_text
 
     write_text(config.out / "results.jsonl", rows_text(rows))
     shown = labelled(rows)

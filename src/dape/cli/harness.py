@@ -21,10 +21,10 @@ from dape.files import check_writable_folder, write_text
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
-    from dape.evaluation.records import Row
     from dape.hf.harness.questions import Questions
     from dape.hf.harness.run import Subject
     from dape.hf.harness.tasks import Selected
+    from dape.results.records import Row
 
 ROWS, RESULTS = "rows.jsonl", "lm-eval"
 
@@ -179,7 +179,7 @@ def _tell_windows(config: Harness, rows: "list[Row]") -> None:
 
 def _keep(out: Path | None, rows: "list[Row]", results: dict[str, Any], name: str) -> None:
     """At once: what is measured is not lost if a later task fails."""
-    from dape.evaluation.records import append_rows
+    from dape.results.records import append_rows
 
     if out is None:
         return

@@ -11,9 +11,9 @@ from dape.training.interrupt import signals_as_interrupts
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from dape.evaluation.records import Row
-    from dape.sweep.grid import Grid
-    from dape.sweep.pool import Task
+    from dape.experiments.executor import Task
+    from dape.experiments.grid import Experiment
+    from dape.results.records import Row
 
 AGAIN = "continue by giving the same command again: what is in {} is not done twice"
 
@@ -24,7 +24,7 @@ class LiveRuns:
 
     LINE_SECONDS, TABLE_SECONDS = 20.0, 0.5
 
-    def __init__(self, plan: "Grid[Any]") -> None:
+    def __init__(self, plan: "Experiment[Any]") -> None:
         from rich.console import Console
         from rich.live import Live
 
@@ -122,7 +122,7 @@ class LivePerplexity(LiveRuns):
         return [table]
 
 
-def side_by_side(plan: "Grid[Any]") -> int:
+def side_by_side(plan: "Experiment[Any]") -> int:
     """How many runs at a time, if nobody says."""
     from dape.machine import usable_cores
 
@@ -136,7 +136,7 @@ def threads_each(jobs: int) -> int:
 
 
 def run_shown(
-    plan: "Grid[Any]", live: Callable[["Grid[Any]"], LiveRuns], *, jobs: int, threads: int, hint: str = ""
+    plan: "Experiment[Any]", live: Callable[["Experiment[Any]"], LiveRuns], *, jobs: int, threads: int, hint: str = ""
 ) -> dict[str, str]:
     """Run what is not finished; the last words of those that failed, by name. ``hint``: how to go on after Ctrl-C."""
     todo = [run for run in plan.runs() if not plan.finished(run)]
@@ -152,12 +152,12 @@ def run_shown(
             raise
 
 
-def _run(plan: "Grid[Any]", todo: Sequence[Any], jobs: int, shown: LiveRuns) -> dict[str, str]:
+def _run(plan: "Experiment[Any]", todo: Sequence[Any], jobs: int, shown: LiveRuns) -> dict[str, str]:
     """One failing run does not stop the rest."""
-    from dape.sweep.pool import last_words, run_tasks
+    from dape.experiments.executor import Local, last_words
 
     failures: dict[str, str] = {}
-    for task, code in run_tasks([plan.task(run) for run in todo], jobs, tick=shown.tick):
+    for task, code in Local(jobs).run([plan.task(run) for run in todo], tick=shown.tick):
         if code == 0:
             shown.add(plan.collect(), task.name)
         else:

@@ -9,7 +9,7 @@ import tyro
 
 from dape.cli import probe_text, probe_train
 from dape.errors import UsageError
-from dape.evaluation.probe.config import DEPTHS, RecallConfig, Task
+from dape.tasks.recall.config import DEPTHS, RecallConfig, Task
 
 METHODS = ("rope", "alibi", "kerple", "dape-kerple")
 TASKS: tuple[Task, ...] = ("recall", "passkey")

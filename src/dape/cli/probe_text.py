@@ -10,15 +10,15 @@ from dape.cli.checks import check_reach, check_rows_file
 from dape.cli.console import open_console
 from dape.cli.devices import set_threads, use_device
 from dape.errors import UsageError
-from dape.evaluation.probe.config import Task, TextConfig, doublings, given
 from dape.files import check_writable_file
+from dape.tasks.recall.config import Task, TextConfig, doublings, given
 
 if TYPE_CHECKING:
     from dape.cli.probe import Probe
+    from dape.evaluation.answers import Predict
     from dape.evaluation.perplexity import Subject
-    from dape.evaluation.probe.score import Predict
-    from dape.evaluation.probe.text import TextTask
-    from dape.evaluation.records import Row
+    from dape.evaluation.questions import TextTask
+    from dape.results.records import Row
 
 
 def ask(config: "Probe", checkpoint: Path) -> int:
@@ -41,8 +41,8 @@ def ask(config: "Probe", checkpoint: Path) -> int:
 
 def _measure(config: "Probe", settings: TextConfig, checkpoint: Path, device: Any) -> int:
     from dape.cli.evaluate import open_corpus, subject_of
-    from dape.evaluation.probe.score import predictor
-    from dape.evaluation.records import append_rows
+    from dape.evaluation.answers import predictor
+    from dape.results.records import append_rows
     from dape.training import checkpoint as checkpoints
 
     where = checkpoints.find(checkpoint)
@@ -79,7 +79,7 @@ def _possible_lengths(settings: TextConfig, corpus: Any, train_length: int) -> t
 
 
 def _text_tasks(settings: TextConfig, corpus: Any) -> "list[TextTask]":
-    from dape.evaluation.probe.text import TextTask
+    from dape.evaluation.questions import TextTask
 
     return [TextTask(task, settings, corpus.validation, corpus.tokenizer) for task in settings.tasks]
 
@@ -103,8 +103,8 @@ def _tasks(settings: TextConfig, corpus: Any) -> "list[TextTask]":
 
 def _cells(tasks: "Sequence[TextTask]", predict: "Predict", model: Any, subject: "Subject") -> "Iterator[list[Row]]":
     """Rows of one task, length and depth after the other, short texts first."""
+    from dape.evaluation.answers import as_rows, score
     from dape.evaluation.perplexity import batch_size
-    from dape.evaluation.probe.score import as_rows, score
 
     with Cells(sum(len(task.config.lengths) * len(task.config.depths) for task in tasks)) as progress:
         for task in tasks:
@@ -144,7 +144,7 @@ def figure_path(config: "Probe", task: Task) -> Path:
 
 
 def _report_text(rows: "list[Row]", settings: TextConfig, config: "Probe") -> None:
-    from dape.evaluation.probe.report import text_table
+    from dape.report.recall import text_table
 
     for task in settings.tasks:
         of_task = [row for row in rows if row.protocol == task]

@@ -8,13 +8,13 @@ from dape.cli.console import open_console
 from dape.cli.devices import use_device
 from dape.cli.live import LiveRuns, run_shown, side_by_side, tell_failures, threads_each
 from dape.errors import UsageError
-from dape.evaluation.probe.config import RecallConfig, doublings, given
 from dape.files import check_writable_folder, locked
+from dape.tasks.recall.config import RecallConfig, doublings, given
 
 if TYPE_CHECKING:
     from dape.cli.probe import Probe
-    from dape.evaluation.probe.plan import Plan
-    from dape.evaluation.records import Row
+    from dape.experiments.recall import Recall
+    from dape.results.records import Row
 
 LEARNED = 0.9
 """Accuracy at the training length below which longer lengths say nothing about positions."""
@@ -30,7 +30,7 @@ def train(config: "Probe") -> int:
         return _report(plan, run_shown(plan, LiveProbe, jobs=jobs, threads=threads))
 
 
-def _plan(config: "Probe") -> "Plan":
+def _plan(config: "Probe") -> "Recall":
     """Everything that can be wrong is found here, before anything is trained."""
     for method in config.methods:
         check_encoding(method, "--methods")
@@ -43,12 +43,12 @@ def _plan(config: "Probe") -> "Plan":
     settings.check()
     check_writable_folder(config.out, "--out")
 
-    from dape.evaluation.probe.plan import Plan
+    from dape.experiments.recall import Recall
 
     device = str(use_device(config.device))
     _check_models(config.methods, settings)
     methods = tuple(dict.fromkeys(config.methods))
-    return Plan(out=config.out, methods=methods, seeds=config.seeds, config=settings, device=device)
+    return Recall(out=config.out, methods=methods, seeds=config.seeds, config=settings, device=device)
 
 
 def recall_config(config: "Probe") -> RecallConfig:
@@ -62,7 +62,7 @@ def recall_config(config: "Probe") -> RecallConfig:
 
 
 def _check_models(methods: Sequence[str], settings: RecallConfig) -> None:
-    from dape.evaluation.probe.learn import model_config
+    from dape.tasks.recall.task import model_config
 
     for method in methods:
         model = model_config(settings, method)
@@ -70,7 +70,7 @@ def _check_models(methods: Sequence[str], settings: RecallConfig) -> None:
         check_reach(model, max(settings.lengths))
 
 
-def _announce(plan: "Plan", jobs: int) -> None:
+def _announce(plan: "Recall", jobs: int) -> None:
     config, runs = plan.config, len(plan.runs())
     done = sum(map(plan.finished, plan.runs()))
     finished = f", {done} of them already finished" if done else ""
@@ -97,14 +97,14 @@ class LiveProbe(LiveRuns):
         return "accuracy " + " ".join(f"{row.length}: {100 * row.value:.0f}%" for row in own)
 
     def _tables(self) -> Sequence[Any]:
-        from dape.evaluation.probe.report import recall_table
+        from dape.report.recall import recall_table
 
         return [recall_table(self._rows, self._plan, width=self._console.width)]
 
 
-def _report(plan: "Plan", failures: dict[str, str]) -> int:
+def _report(plan: "Recall", failures: dict[str, str]) -> int:
     """Files first, then the terminal."""
-    from dape.evaluation.probe.report import not_learned, recall_table, write_report
+    from dape.report.recall import not_learned, recall_table, write_report
 
     rows = plan.collect()
     tell_failures(failures)

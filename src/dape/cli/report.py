@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from dape.errors import UsageError
-from dape.evaluation.statistics import COORDINATES
 from dape.files import check_writable_file, write_text
 from dape.reading import parse_json
+from dape.results.statistics import COORDINATES
 
 if TYPE_CHECKING:
     from dape.evaluation.map_files import BiasMaps
-    from dape.evaluation.records import Row
-    from dape.paper import Published
     from dape.report.page import Claim, Maps, Section
+    from dape.results.paper import Published
+    from dape.results.records import Row
 
 RESULTS, CLAIMS, MAPS = "results.jsonl", "claims.json", ("maps.npz", "maps.json")
 DEEPEST = 3
@@ -140,11 +140,11 @@ def described(folder: Path) -> tuple[str, list[str]]:
 
 def published_for(folder: Path) -> "list[Published]":
     """The paper's numbers to show beside a folder's."""
-    from dape.paper import load
-    from dape.reproduce.catalogue import EXPERIMENTS
-    from dape.reproduce.judge import published
-    from dape.reproduce.plan import SETTINGS
-    from dape.sweep.grid import saved_settings
+    from dape.experiments.grid import saved_settings
+    from dape.experiments.reproduce.catalogue import EXPERIMENTS
+    from dape.experiments.reproduce.judge import published
+    from dape.experiments.reproduce.plan import SETTINGS
+    from dape.results.paper import load
 
     experiment = EXPERIMENTS.get(saved_settings(folder, SETTINGS).get("experiment", ""))
     if experiment is not None:
@@ -158,7 +158,7 @@ def published_for(folder: Path) -> "list[Published]":
 
 
 def _first_row(path: Path) -> "Row | None":
-    from dape.evaluation.records import Row
+    from dape.results.records import Row
 
     if not path.is_file():
         return None
@@ -176,7 +176,7 @@ def _first_row(path: Path) -> "Row | None":
 
 def rows_of(path: Path) -> "tuple[list[Row], list[str]]":
     """All rows that can be read, and what could not: one broken line must not hide what all others say."""
-    from dape.evaluation.records import read_rows
+    from dape.results.records import read_rows
 
     if not path.is_file():
         return [], []

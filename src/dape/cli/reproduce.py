@@ -8,10 +8,10 @@ import tyro
 
 from dape.cli.console import open_console
 from dape.errors import UsageError
+from dape.experiments.reproduce import scales
+from dape.experiments.reproduce.catalogue import EXPERIMENTS, PaperExperiment, find
+from dape.experiments.reproduce.scales import Scale, ScaleName
 from dape.files import check_writable_folder
-from dape.reproduce import scales
-from dape.reproduce.catalogue import EXPERIMENTS, Experiment, find
-from dape.reproduce.scales import Scale, ScaleName
 
 LIST = "list"
 
@@ -70,7 +70,7 @@ def run(config: Reproduce) -> int:
     return runners.get(experiment.kind, reproduce_runs.run)(config, out, experiment, scale)
 
 
-def chosen(config: Reproduce) -> tuple[Experiment, Scale]:
+def chosen(config: Reproduce) -> tuple[PaperExperiment, Scale]:
     """The experiment at the scale, with what the flags change in both."""
     experiment, scale = find(config.id), scales.find(config.scale)
     for name in ("tokens", "size", "budget"):
@@ -112,8 +112,8 @@ def check(config: Reproduce, out: Path) -> None:
         if value is not None and value < 1:
             raise UsageError(f"--{name} must be at least 1, got {value}")
     check_writable_folder(out, "--out")
-    from dape.reproduce.plan import SETTINGS
-    from dape.sweep.grid import saved_settings
+    from dape.experiments.grid import saved_settings
+    from dape.experiments.reproduce.plan import SETTINGS
 
     holds = saved_settings(out, SETTINGS)
     if holds and (holds.get("experiment"), holds.get("scale")) != (config.id, config.scale):
@@ -131,9 +131,9 @@ def check(config: Reproduce, out: Path) -> None:
 # What it would take --------------------------------------------------------------------------------------------------
 
 
-def dry_run(config: Reproduce, experiment: Experiment, scale: Scale) -> int:
+def dry_run(config: Reproduce, experiment: PaperExperiment, scale: Scale) -> int:
     """Runs, operations, hours and memory; nothing is created."""
-    from dape.reproduce.cost import cost_of
+    from dape.experiments.reproduce.cost import cost_of
 
     cost = cost_of(experiment, scale, seeds=config.seeds or experiment.seeds)
     print(f"{experiment.id}: {experiment.title} ({experiment.where} of the paper), scale {scale.name}")

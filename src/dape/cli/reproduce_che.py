@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 import yaml
 
 from dape.cli import che
+from dape.experiments.reproduce.catalogue import PaperExperiment
+from dape.experiments.reproduce.scales import CHE, Scale
 from dape.files import write_text
-from dape.reproduce.catalogue import Experiment
-from dape.reproduce.scales import CHE, Scale
 
 if TYPE_CHECKING:
     from dape.cli.reproduce import Reproduce
 
 
-def run(config: "Reproduce", out: Path, experiment: Experiment, scale: Scale) -> int:
+def run(config: "Reproduce", out: Path, experiment: PaperExperiment, scale: Scale) -> int:
     from dape.cli.reproduce_runs import tell_claims
-    from dape.evaluation.records import read_rows
+    from dape.experiments.grid import RESULTS
+    from dape.experiments.reproduce.judge import judge_all
+    from dape.experiments.reproduce.plan import SETTINGS
     from dape.report.reproduction import write_claims
-    from dape.reproduce.judge import judge_all
-    from dape.reproduce.plan import SETTINGS
-    from dape.sweep.grid import RESULTS
+    from dape.results.records import read_rows
 
     settings = settings_of(config, out, scale)
     code = che.run(settings)

@@ -8,24 +8,24 @@ from dape.cli.checks import check_model, check_reach
 from dape.cli.console import open_console
 from dape.cli.live import LiveRuns, run_shown, side_by_side, tell_failures, threads_each
 from dape.errors import UsageError
+from dape.experiments.reproduce.catalogue import PaperExperiment
+from dape.experiments.reproduce.scales import Scale
 from dape.files import locked
-from dape.reproduce.catalogue import Experiment
-from dape.reproduce.scales import Scale
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dape.cli.reproduce import Reproduce
-    from dape.evaluation.records import Row
-    from dape.reproduce.judge import Judged
-    from dape.reproduce.plan import Reproduction
+    from dape.experiments.reproduce.judge import Judged
+    from dape.experiments.reproduce.plan import Reproduction
+    from dape.results.records import Row
 
 MAP_LENGTHS = (512, 2048, 8192)
 """Of the paper's pictures."""
 MAP_SAMPLES = 2
 
 
-def run(config: "Reproduce", out: Path, experiment: Experiment, scale: Scale) -> int:
+def run(config: "Reproduce", out: Path, experiment: PaperExperiment, scale: Scale) -> int:
     with locked(out):
         plan = plan_of(config, out, experiment, scale)
         jobs = config.jobs or side_by_side(plan)
@@ -39,12 +39,12 @@ def run(config: "Reproduce", out: Path, experiment: Experiment, scale: Scale) ->
         return _report(plan, failures, heads)
 
 
-def plan_of(config: "Reproduce", out: Path, experiment: Experiment, scale: Scale) -> "Reproduction":
+def plan_of(config: "Reproduce", out: Path, experiment: PaperExperiment, scale: Scale) -> "Reproduction":
     """Everything that can be wrong is found here, before anything is trained."""
     from dape.cli.devices import use_device
     from dape.data.corpora import open_data
     from dape.data.store import is_prepared
-    from dape.reproduce.plan import Reproduction
+    from dape.experiments.reproduce.plan import Reproduction
 
     data = config.data or scale.data
     if not data:
@@ -73,7 +73,7 @@ def plan_of(config: "Reproduce", out: Path, experiment: Experiment, scale: Scale
 
 def _within(plan: "Reproduction", hours: float, jobs: int) -> "Reproduction":
     """The plan cut to the hours: the one the folder was begun with, or a new one."""
-    from dape.reproduce.budget import fit, speeds_of
+    from dape.experiments.reproduce.budget import fit, speeds_of
 
     known = plan.saved_budget()
     if known is not None:
@@ -142,8 +142,8 @@ def _tables(plan: "Reproduction", rows: "list[Row]", width: int) -> list[Any]:
 
 def _report(plan: "Reproduction", failures: dict[str, str], heads: "Sequence[Mapping[str, Any]]") -> int:
     """Files first, then the terminal."""
+    from dape.experiments.reproduce.judge import judge_all
     from dape.report import reproduction
-    from dape.reproduce.judge import judge_all
 
     rows = plan.collect()
     tell_failures(failures)

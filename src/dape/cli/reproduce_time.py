@@ -8,15 +8,15 @@ import yaml
 from dape.bench.model import ModelBench, measure, rows, show
 from dape.bench.progress import Progress
 from dape.errors import UsageError
+from dape.experiments.reproduce.catalogue import PaperExperiment
+from dape.experiments.reproduce.scales import Scale
 from dape.files import locked, write_text
-from dape.reproduce.catalogue import Experiment
-from dape.reproduce.scales import Scale
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dape.cli.reproduce import Reproduce
-    from dape.evaluation.records import Row
+    from dape.results.records import Row
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "smoke": {"sizes": ("350m",), "minutes": 0.5, "rounds": 2, "passes": ("forward", "step")},
@@ -27,11 +27,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Of the benchmark, by scale; minutes are for each size."""
 
 
-def run(config: "Reproduce", out: Path, experiment: Experiment, scale: Scale) -> int:
+def run(config: "Reproduce", out: Path, experiment: PaperExperiment, scale: Scale) -> int:
     from dape.cli.devices import use_device
-    from dape.evaluation.records import append_rows, read_rows
-    from dape.reproduce.plan import SETTINGS as FILE
-    from dape.sweep.grid import RESULTS
+    from dape.experiments.grid import RESULTS
+    from dape.experiments.reproduce.plan import SETTINGS as FILE
+    from dape.results.records import append_rows, read_rows
 
     _refuse(config)
     settings = dict(SETTINGS[scale.name])
@@ -62,7 +62,7 @@ def _refuse(config: "Reproduce") -> None:
             raise UsageError(f"--{name}: times are measured one after the other, on random tokens; leave it out")
 
 
-def _methods(experiment: Experiment) -> tuple[str, ...]:
+def _methods(experiment: PaperExperiment) -> tuple[str, ...]:
     return tuple(arm.method for arm in experiment.arms)
 
 
@@ -71,10 +71,10 @@ def _reduced(scale: Scale, sizes: "Sequence[str]", device: str) -> str:
     return f"{', '.join(sizes)} on {device} instead of an A800; {depth} (scale {scale.name})"
 
 
-def _report(out: Path, experiment: Experiment, known: "Sequence[Row]", reduced: "Sequence[str]") -> int:
+def _report(out: Path, experiment: PaperExperiment, known: "Sequence[Row]", reduced: "Sequence[str]") -> int:
     from dape.cli.reproduce_runs import tell_claims
+    from dape.experiments.reproduce.judge import judge_all
     from dape.report.reproduction import time_table, write_claims
-    from dape.reproduce.judge import judge_all
 
     judged = judge_all(experiment, known)
     write_text(out / "tables.md", time_table(known, experiment))

@@ -12,12 +12,12 @@ from dape.cli.console import open_console
 from dape.cli.export import check_extra
 from dape.cli.live import LiveRuns, run_shown, side_by_side, tell_failures, threads_each
 from dape.errors import UsageError
+from dape.experiments.adapters.config import DEFAULT, TREATMENTS, StudyConfig, find
 from dape.files import check_writable_folder, locked, write_text
-from dape.study.config import DEFAULT, TREATMENTS, StudyConfig, find
 
 if TYPE_CHECKING:
-    from dape.evaluation.records import Row
-    from dape.study.plan import Study
+    from dape.experiments.adapters.plan import Study
+    from dape.results.records import Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ def names_of(config: StudyAdapters) -> tuple[str, ...]:
 def _study(config: StudyAdapters) -> "Study":
     check_extra("dape study adapters")
     from dape.cli.devices import use_device
-    from dape.study.plan import Study
-    from dape.study.tasks import task_of
+    from dape.experiments.adapters.plan import Study
+    from dape.experiments.adapters.tasks import task_of
 
     device = str(use_device(config.device))
     data = _data(config)
@@ -149,11 +149,11 @@ class LiveStudy(LiveRuns):
 
 def _report(study: "Study", failures: dict[str, str]) -> int:
     """Files first, of everything the folder holds, then the terminal, of what was asked for."""
-    from dape.evaluation.records import read_rows
     from dape.report.drawing import save_figure
     from dape.report.reproduction import labelled
     from dape.report.study import comparison, metric_of, not_learned, study_figure
     from dape.report.tables import markdown_table, terminal_table
+    from dape.results.records import read_rows
 
     rows = study.collect()
     tell_failures(failures)

@@ -16,11 +16,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dape.evaluation.perplexity import Measured, window_nll
-from dape.evaluation.statistics import paired_t
 from dape.models.decoder import DecoderLM
 from dape.positional.base import PositionalEncoding
 from dape.positional.dape import DapeWrapper
 from dape.positional.grid import Grid
+from dape.results.statistics import paired_t
 
 BATCH = 4
 """Windows that are swapped with each other."""

@@ -8,7 +8,7 @@ difference between lengths is a difference in what the context was worth.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from dape.data.store import TokenStream
 from dape.data.windows import default_reach, evaluation_ends, evaluation_windows
 from dape.errors import UsageError
 from dape.evaluation.config import EARLY, LATE, EvalConfig
-from dape.evaluation.records import Row
+from dape.models.readable import Readable
 from dape.positional.randomized import Randomized
+from dape.results.records import Row
 from dape.training.cost import window_bytes
 
 RANDOM_BATCH = 8
@@ -45,20 +46,6 @@ class Measured:
     @property
     def perplexity(self) -> float:
         return math.inf if self.mean >= 700 else math.exp(self.mean)
-
-
-class Readable(Protocol):
-    """What of :class:`~dape.models.decoder.DecoderLM` is needed to measure; other models can be made to look so."""
-
-    embedding: Any
-    encodings: Any
-    head: Any
-    config: Any
-    """With ``vocabulary`` and ``width``."""
-
-    def drawn_encodings(self, length: int, generator: torch.Generator | None = None) -> list[Any]: ...
-
-    def hidden(self, tokens: Tensor, *, encodings: list[Any] | None = None, last: int | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)

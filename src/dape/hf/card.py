@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dape.evaluation.records import Row, read_rows
 from dape.positional.names import parse
+from dape.results.records import Row, read_rows
 from dape.training.checkpoint import Description
 from dape.training.run import read_metrics
 

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from dape.evaluation.bias_measures import FLAT
-from dape.evaluation.statistics import in_words
+from dape.results.statistics import in_words
 
 KINDS = ("local", "anti-local", "flat")
 

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dape.che.config import PAPER_SAMPLES, PAPER_STEPS, WIDTHS, CheConfig
-from dape.che.summary import Cell
-from dape.che.tasks.catalogue import TASKS
-from dape.sweep.grid import in_short
+from dape.evaluation.chomsky_scores import Cell
+from dape.experiments.grid import in_short
+from dape.tasks.chomsky.catalogue import TASKS
+from dape.tasks.chomsky.config import PAPER_SAMPLES, PAPER_STEPS, WIDTHS, CheConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

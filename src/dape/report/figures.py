@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from dape.evaluation.records import Row
-from dape.evaluation.statistics import Results, Spread, arrange, in_words
 from dape.report.drawing import CAPTION_LINE, caption_lines, our_style, save_figure, write_caption
 from dape.report.heat_maps import heat_map_figure
 from dape.report.looks import DASH_DOTTED, DASHED, DOTTED, SOLID, Look, looks
-from dape.report.numbers import as_text
+from dape.results.numbers import as_text
+from dape.results.records import Row
+from dape.results.statistics import Results, Spread, arrange, in_words
 
 __all__ = ["heat_map_figure", "perplexity_figure", "save_figure"]
 

@@ -10,9 +10,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 
-from dape.evaluation.records import Row
-from dape.evaluation.statistics import comparable, in_words, latest
 from dape.report.drawing import CAPTION_LINE, caption_lines, our_style, write_caption
+from dape.results.records import Row
+from dape.results.statistics import comparable, in_words, latest
 
 AXES = {"depth": "depth of the needle (0 first, 1 last)", "pairs": "number of pairs"}
 CELL_WIDTH, CELL_HEIGHT, MAPS_PER_ROW = 0.38, 0.3, 3

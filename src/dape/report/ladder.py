@@ -4,9 +4,9 @@ import math
 
 from matplotlib.figure import Figure
 
-from dape.evaluation.statistics import paired_t
+from dape.experiments.reproduce.ladder import Ladder, Rung
 from dape.report.drawing import our_style
-from dape.reproduce.ladder import Ladder, Rung
+from dape.results.statistics import paired_t
 
 COLOURS = {"stdlib": "#0072b2", "sotu": "#d55e00"}
 MARKERS = {"125m": "o", "350m": "s", "2.7b": "^"}

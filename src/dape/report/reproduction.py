@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dape.evaluation.records import Row
+from dape.experiments.reproduce.catalogue import PaperExperiment
+from dape.experiments.reproduce.evidence import Panel
+from dape.experiments.reproduce.judge import Judged, milliseconds, published
 from dape.files import write_text
-from dape.paper import Published
-from dape.report.numbers import as_text
 from dape.report.tables import markdown_table
-from dape.reproduce.catalogue import Experiment
-from dape.reproduce.evidence import Panel
-from dape.reproduce.judge import Judged, milliseconds, published
+from dape.results.numbers import as_text
+from dape.results.paper import Published
+from dape.results.records import Row
 
 CLAIMS_JSON, CLAIMS_MD, TABLES = "claims.json", "claims.md", "tables.md"
 
@@ -41,7 +41,7 @@ def file_name(stem: str, panel: Panel, panels: int) -> str:
 # Tables --------------------------------------------------------------------------------------------------------------
 
 
-def write_tables(out: Path, experiment: Experiment, rows: Sequence[Row], reduced: Sequence[str]) -> list[Path]:
+def write_tables(out: Path, experiment: PaperExperiment, rows: Sequence[Row], reduced: Sequence[str]) -> list[Path]:
     """Ours, and below each the paper's."""
     labels = [arm.label for arm in experiment.arms]
     parts = [f"# {experiment.id}: {experiment.title} ({experiment.where})", in_short(experiment, reduced)]
@@ -56,14 +56,14 @@ def write_tables(out: Path, experiment: Experiment, rows: Sequence[Row], reduced
     return [path]
 
 
-def in_short(experiment: Experiment, reduced: Sequence[str]) -> str:
+def in_short(experiment: PaperExperiment, reduced: Sequence[str]) -> str:
     lines = [f"- reduced: {words}" for words in reduced]
     lines += [f"- the paper used {experiment.data}"] if reduced else []
     lines += [f"- not known: {experiment.unknown}"] if experiment.unknown else []
     return "\n".join(lines)
 
 
-def paper_table(experiment: Experiment, panel: Panel) -> str:
+def paper_table(experiment: PaperExperiment, panel: Panel) -> str:
     """The paper's perplexities for the panel, or that there are none."""
     found = [row for row in published(experiment) if _belongs(row, experiment, panel)]
     if not found:
@@ -78,7 +78,7 @@ def paper_table(experiment: Experiment, panel: Panel) -> str:
     return "\n\n".join([text, *([f"Notes: {'; '.join(notes)}."] if notes else [])])
 
 
-def _belongs(row: Published, experiment: Experiment, panel: Panel) -> bool:
+def _belongs(row: Published, experiment: PaperExperiment, panel: Panel) -> bool:
     size = row.model.lower() or experiment.sizes[0]
     return row.metric == "perplexity" and (size, row.train_len) == (panel.size, panel.train_length)
 
@@ -89,7 +89,7 @@ def _printed(row: Published | None) -> str:
     return f"{row.value:g}" if row.std is None else f"{as_text(row.value)} ± {row.std:.2g}"
 
 
-def time_table(rows: Sequence[Row], experiment: Experiment) -> str:
+def time_table(rows: Sequence[Row], experiment: PaperExperiment) -> str:
     """Time over that of dape-kerple, ours beside the paper's; a whole training step, at full depth."""
     ours, paper = milliseconds(rows), milliseconds([p.as_row() for p in published(experiment)])
     sizes = [size for size in experiment.sizes if any(key[0] == size for key in ours)]
@@ -119,7 +119,7 @@ def _time_cells(
 # Figures -------------------------------------------------------------------------------------------------------------
 
 
-def write_figures(out: Path, experiment: Experiment, rows: Sequence[Row]) -> list[Path]:
+def write_figures(out: Path, experiment: PaperExperiment, rows: Sequence[Row]) -> list[Path]:
     from dape.report.figures import perplexity_figure, save_figure
 
     panels, written = by_panel(rows), list[Path]()
@@ -134,7 +134,9 @@ def write_figures(out: Path, experiment: Experiment, rows: Sequence[Row]) -> lis
 # Claims --------------------------------------------------------------------------------------------------------------
 
 
-def write_claims(out: Path, experiment: Experiment, judged: Sequence[Judged], reduced: Sequence[str]) -> list[Path]:
+def write_claims(
+    out: Path, experiment: PaperExperiment, judged: Sequence[Judged], reduced: Sequence[str]
+) -> list[Path]:
     write_text(out / CLAIMS_JSON, json.dumps([each.as_plain() for each in judged], indent=2) + "\n")
     head = [f"# What became of the claims: {experiment.id} ({experiment.where})", in_short(experiment, reduced)]
     write_text(out / CLAIMS_MD, "\n\n".join(filter(None, [*head, claims_table(judged), *map(_details, judged)])) + "\n")

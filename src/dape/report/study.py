@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dape.evaluation.records import Row
-from dape.evaluation.statistics import Results, arrange, holm, paired_t
-from dape.report.numbers import p_text
-from dape.study.config import BASE
+from dape.experiments.adapters.config import BASE
+from dape.results.numbers import p_text
+from dape.results.records import Row
+from dape.results.statistics import Results, arrange, holm, paired_t
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from dape.evaluation.records import Row
-from dape.evaluation.statistics import (
+from dape.positional.names import base_of
+from dape.results.numbers import as_text, p_text, percent, runs_of
+from dape.results.records import Row
+from dape.results.statistics import (
     CONFIDENCE,
     Comparison,
     Results,
@@ -16,8 +18,6 @@ from dape.evaluation.statistics import (
     spread,
     t_needed,
 )
-from dape.positional.names import base_of
-from dape.report.numbers import as_text, p_text, percent, runs_of
 
 SIGNIFICANT = 0.05
 FLAT = 0.02

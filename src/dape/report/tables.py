@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dape.evaluation.records import Row
-from dape.evaluation.statistics import Results, Spread, arrange, in_words
-from dape.report.numbers import HIGHER_IS_BETTER, as_text, deviation
+from dape.results.numbers import HIGHER_IS_BETTER, as_text, deviation
+from dape.results.records import Row
+from dape.results.statistics import Results, Spread, arrange, in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -12,17 +12,6 @@ import torch
 
 T = TypeVar("T")
 
-SMALL, LARGE, FITS = 32, 64, 1 << 20
-"""Examples of a part, and up to how many numbers of a layer's input a part is a large one: fewer operations, but larger
-ones leave the cache. Nothing here depends on the number of threads, so neither does dropout, nor do the bits of the
-result, up to as many threads as there are parts."""
-
-
-def parts_of(batch: int, numbers: int) -> list[slice]:
-    """``numbers``: of one example, in a layer's input."""
-    size = LARGE if LARGE * numbers <= FITS else SMALL
-    return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
-
 
 class SideBySide:
     """Calls a function on as many threads as torch has at the time. They compute at once: torch lets go of Python."""

@@ -16,7 +16,6 @@ from transformers import AutoTokenizer
 
 from dape.data.tokenizer import FILE
 from dape.errors import UsageError
-from dape.evaluation.records import Row
 from dape.hf import DapeForCausalLM, adapter_of, load_adapter
 from dape.hf.convert import quiet, read_origin
 from dape.hf.folder import open_model
@@ -26,6 +25,7 @@ from dape.hf.harness.tasks import LastK, Selected
 from dape.hf.hosts import describe
 from dape.hf.tokenizer import open_exported
 from dape.provenance import provenance
+from dape.results.records import Row
 
 RESAMPLES = 1000
 """For standard errors that have no formula."""

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dape.evaluation.statistics import Spread
 from dape.positional.catalogue import ENTRIES
 from dape.positional.names import parse
 from dape.report.looks import COLOURS, DASH_DOTTED, DASHED, DOTTED, looks
-from dape.report.numbers import as_text, deviation
+from dape.results.numbers import as_text, deviation
+from dape.results.statistics import Spread
 
 # The colours of looks.py, lighter: on a dark page they are as far from the ground as those on a white one.
 DARK: dict[str, str] = dict(

@@ -11,8 +11,6 @@ from typing import Any
 
 from dape._version import __version__
 from dape.errors import UsageError
-from dape.evaluation.records import Row
-from dape.evaluation.statistics import in_words
 from dape.report.page.blocks import Block, Claims, View
 from dape.report.page.curves import curve_block
 from dape.report.page.explorer import explorer_of
@@ -21,6 +19,8 @@ from dape.report.page.provenance import facts_of, reduced_of
 from dape.report.page.section import VERDICTS, Claim, Section
 from dape.report.page.tasks import task_block
 from dape.report.page.vega import vega
+from dape.results.records import Row
+from dape.results.statistics import in_words
 
 GENERATOR = "dape report"
 """How a page of ours is known."""

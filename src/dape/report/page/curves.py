@@ -6,20 +6,6 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from dape.evaluation.records import Row
-from dape.evaluation.statistics import (
-    COORDINATES,
-    Comparison,
-    Results,
-    Spread,
-    arrange,
-    compare,
-    in_words,
-    latest,
-    spread,
-)
-from dape.paper import TITLES, Published
-from dape.report.numbers import HIGHER_IS_BETTER, as_text, p_text
 from dape.report.page.blocks import (
     NOTHING,
     Block,
@@ -36,6 +22,20 @@ from dape.report.page.blocks import (
 from dape.report.page.panels import Panel
 from dape.report.summary import SIGNIFICANT, beyond_training, caveats, lowest
 from dape.report.tables import footer, grid
+from dape.results.numbers import HIGHER_IS_BETTER, as_text, p_text
+from dape.results.paper import TITLES, Published
+from dape.results.records import Row
+from dape.results.statistics import (
+    COORDINATES,
+    Comparison,
+    Results,
+    Spread,
+    arrange,
+    compare,
+    in_words,
+    latest,
+    spread,
+)
 
 FAR = 1e4
 """Beyond this factor of the lowest nothing can be read off any more: a value is marked at the edge of the chart."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dape.evaluation.records import Row
+from dape.results.records import Row
 
 CHE = "che"
 KINDS = ("perplexity", "accuracy", CHE)

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from dape.evaluation.records import Row
 from dape.report.page.blocks import Fact
+from dape.results.records import Row
 
 MOST = 12
 """Different values of one fact that are shown."""

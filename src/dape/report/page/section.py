@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dape.evaluation.records import Row
-from dape.paper import Published
+from dape.results.paper import Published
+from dape.results.records import Row
 
 if TYPE_CHECKING:
     import numpy as np

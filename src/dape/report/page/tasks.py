@@ -5,14 +5,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dape.che.config import CheConfig
-from dape.che.summary import Cell as Score
-from dape.che.summary import summarise
-from dape.che.tasks.catalogue import TASKS
-from dape.evaluation.statistics import in_words, spread
-from dape.paper import Published
+from dape.evaluation.chomsky_scores import Cell as Score
+from dape.evaluation.chomsky_scores import summarise
 from dape.report.chomsky import LEARNED
-from dape.report.numbers import as_text
 from dape.report.page.blocks import (
     NOTHING,
     Block,
@@ -27,6 +22,11 @@ from dape.report.page.blocks import (
     text_cells,
 )
 from dape.report.page.panels import Panel
+from dape.results.numbers import as_text
+from dape.results.paper import Published
+from dape.results.statistics import in_words, spread
+from dape.tasks.chomsky.catalogue import TASKS
+from dape.tasks.chomsky.config import CheConfig
 
 MOST_LENGTHS = 64
 """On a curve: more cannot be told apart on a screen, and make the page large."""

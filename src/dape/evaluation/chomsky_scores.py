@@ -1,0 +1,119 @@
+"""What the runs have found, by task and method: learning rate, score, spread, beside the paper's. No torch here."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dape.results.records import Row
+from dape.tasks.chomsky.catalogue import TASKS
+from dape.tasks.chomsky.config import CheConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A method on a task, at the learning rate that was best in distribution."""
+
+    task: str
+    method: str
+    lr: float
+    rates: int
+    """How many learning rates there were to choose from."""
+    familiar: float
+    """Mean accuracy in distribution, over seeds and lengths."""
+    scores: dict[int, float]
+    """By seed, mean accuracy over the lengths beyond training."""
+    curve: dict[int, float]
+    """By length, mean accuracy over seeds; lengths in distribution too."""
+    paper: float | None
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores.values())
+
+    @property
+    def std(self) -> float | None:
+        """Of the sample; one seed has none."""
+        return statistics.stdev(self.scores.values()) if len(self.scores) > 1 else None
+
+    @property
+    def best(self) -> float:
+        return max(self.scores.values())
+
+    @property
+    def chance(self) -> float:
+        return TASKS[self.task].chance
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's numbers by length."""
+
+    accuracy: dict[int, float]
+    nll: dict[int, float]
+
+    def familiar(self, config: CheConfig) -> tuple[float, float]:
+        """Accuracy in distribution, and minus the loss there to tell apart what is equally right."""
+        lengths = config.familiar_lengths
+        losses = [self.nll[n] for n in lengths if n in self.nll]
+        return _mean(self.accuracy[n] for n in lengths), -_mean(losses) if losses else 0.0
+
+    def score(self, config: CheConfig) -> float:
+        return _mean(self.accuracy[n] for n in config.scored_lengths)
+
+
+def summarise(
+    rows: Iterable[Row], config: CheConfig, *, tasks: Sequence[str], methods: Sequence[str], rates: Sequence[float]
+) -> list[Cell]:
+    """One cell for each task and method of which a run is finished, in the order given."""
+    runs = runs_of(rows, config)
+    return [
+        cell
+        for task in tasks
+        for method in methods
+        if (cell := _cell(task, method, {lr: runs.get((task, method, lr), {}) for lr in rates}, config))
+    ]
+
+
+def runs_of(rows: Iterable[Row], config: CheConfig) -> dict[tuple[str, str, float], dict[int, Run]]:
+    """By task, method and rate the runs of all seeds that were tested at every length."""
+    found: dict[tuple[str, str, float], dict[int, Run]] = {}
+    for row in rows:
+        of_rate = found.setdefault((row.extra["task"], row.method, row.extra["lr"]), {})
+        run = of_rate.setdefault(row.seed, Run({}, {}))
+        (run.accuracy if row.metric == "accuracy" else run.nll)[row.length] = row.value
+    wanted = set(config.lengths)
+    return {key: {seed: run for seed, run in of.items() if wanted <= set(run.accuracy)} for key, of in found.items()}
+
+
+def _cell(task: str, method: str, by_rate: dict[float, dict[int, Run]], config: CheConfig) -> Cell | None:
+    tried = {lr: seeds for lr, seeds in by_rate.items() if seeds}
+    if not tried:
+        return None
+
+    def in_distribution(lr: float) -> tuple[float, float]:
+        each = [run.familiar(config) for run in tried[lr].values()]
+        return _mean(accuracy for accuracy, _ in each), _mean(nll for _, nll in each)
+
+    lr = max(tried, key=in_distribution)
+    seeds = tried[lr]
+    return Cell(
+        task=task,
+        method=method,
+        lr=lr,
+        rates=len(tried),
+        familiar=in_distribution(lr)[0],
+        scores={seed: run.score(config) for seed, run in sorted(seeds.items())},
+        curve={n: _mean(run.accuracy[n] for run in seeds.values()) for n in sorted(config.lengths)},
+        paper=published().get((task, method)),
+    )
+
+
+def published() -> dict[tuple[str, str], float]:
+    """The paper's accuracies, 0 to 1, by task and method."""
+    from dape.results.paper import load
+
+    return {(row.dataset, row.method): row.value / 100 for row in load("A2")}
+
+
+def _mean(values: Iterable[float]) -> float:
+    return statistics.fmean(values)

@@ -1,0 +1,100 @@
+"""The Chomsky-hierarchy benchmark: tasks by methods, rates and seeds (``dape che``). No torch here.
+
+OUT/che.yaml                          the settings all runs share
+    runs/TASK-METHOD-lrRATE-seedN/    a run: metrics.jsonl, checkpoints, rows.jsonl (written last), log.txt
+    results.jsonl                     the rows of all finished runs
+    table.md, scores.png, scores.svg, lengths.png, lengths.svg
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dape.experiments.grid import Effort, Experiment, united
+from dape.experiments.job import Job, Stop, Test
+from dape.tasks.chomsky.config import CheConfig, Subject
+
+if TYPE_CHECKING:
+    from dape.results.records import Row
+    from dape.training.chomsky import ChomskyTrainer
+
+SETTINGS = "che.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChomskyJob(Job):
+    config: CheConfig
+    task: str
+    method: str
+    seed: int
+    lr: float
+
+    kind: ClassVar[str] = "chomsky"
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(task=self.task, method=self.method, seed=self.seed, lr=self.lr)
+
+    def learn(self, folder: Path, stop: Stop) -> "ChomskyTrainer | None":
+        import torch
+
+        from dape.training.chomsky import ChomskyTrainer
+
+        trainer = ChomskyTrainer(folder, self.config, self.subject, torch.device(self.device))
+        return trainer if trainer.run(stop=stop) else None
+
+    def tests(self, learned: "ChomskyTrainer", run: str) -> Iterator[Test]:
+        from dape.evaluation.chomsky import as_rows, measure_at
+        from dape.provenance import provenance
+
+        model, examples = learned.model.eval(), learned.task.examples
+        extra = {**provenance(), "device": self.device}
+
+        def rows(length: int) -> "list[Row]":
+            measured = measure_at(model, self.config, examples, length)
+            return as_rows(measured, self.config, self.subject, step=learned.step, extra=extra)
+
+        for length in self.config.lengths:
+            yield Test(length, "accuracy", lambda _, length=length: rows(length))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chomsky(Experiment[Subject]):
+    tasks: tuple[str, ...]
+    methods: tuple[str, ...]
+    rates: tuple[float, ...]
+    seeds: int
+    config: CheConfig
+    budget: float | None = None
+    """Minutes for which steps and lengths were planned."""
+
+    what: ClassVar[str] = "CHE benchmark"
+    settings_name: ClassVar[str] = SETTINGS
+
+    def runs(self) -> list[Subject]:
+        """Seed after seed; within one the slow runs first, so that no core waits long for the last of them."""
+        methods = sorted(self.methods, key=lambda method: "dape" not in method)
+        return [
+            Subject(task=task, method=method, seed=seed, lr=lr)
+            for seed in range(self.seeds)
+            for task in self.tasks
+            for method in methods
+            for lr in self.rates
+        ]
+
+    def job(self, run: Subject, threads: int) -> ChomskyJob:
+        return ChomskyJob(config=self.config, **asdict(run), device=self.device, threads=threads)
+
+    def effort(self, run: Subject) -> Effort:
+        """By tokens of input."""
+        config = self.config
+        tests = {length: float(config.samples * length) for length in config.lengths}
+        return Effort(config.steps, config.batch * (1 + config.train_length) / 2, tests)
+
+    def shared_settings(self) -> dict[str, Any]:
+        return asdict(self.config)
+
+    def growing_settings(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        grown = {name: united(known, name, getattr(self, name)) for name in ("tasks", "methods", "rates")}
+        return {**grown, "seeds": max(self.seeds, known.get("seeds", 0)), "budget": self.budget}

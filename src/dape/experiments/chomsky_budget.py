@@ -1,0 +1,152 @@
+"""How many steps, test lengths and examples fit into so many minutes: a few steps are timed, the rest is arithmetic."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from dape.errors import UsageError
+from dape.evaluation.chomsky import GROUP
+from dape.models.encoder import Encoder
+from dape.tasks.base import Batch, Loss
+from dape.tasks.chomsky.base import Task
+from dape.tasks.chomsky.catalogue import load
+from dape.tasks.chomsky.config import CheConfig, Subject
+from dape.tasks.chomsky.learn import mean_loss, seeded, training_batch
+from dape.tasks.chomsky.model import encoder_for, total_length
+from dape.training.chomsky import train_config
+from dape.training.optim import make_optimizer
+from dape.training.update import Updater
+
+START_SECONDS = 4.0
+"""Until a child process has loaded torch and built its model."""
+SIDE_BY_SIDE = 0.8
+"""Runs side by side share memory and caches: each is slower than the one that was timed."""
+TEST_SHARE = 0.3
+FEWEST_STEPS = 20
+FAMILIAR_STRIDE = 3
+SAMPLES = (256, 128, 64)
+"""Test examples per length: the most with which at least MANY lengths can be afforded."""
+MANY = 24
+COUNTS = (231, 116, 93, 47, 24, 12, 6)
+"""Numbers of test lengths to try, after all of them."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds by number of tokens, ``fixed + linear t + square t^2``: of a training step, and of one test example."""
+
+    train: tuple[float, float, float]
+    test: tuple[float, float, float]
+
+    def step(self, config: CheConfig, task: Task) -> float:
+        lengths = range(1, config.train_length + 1)
+        return float(np.mean([self._at(self.train, total_length(config, task, n)) for n in lengths]))
+
+    def testing(self, config: CheConfig, task: Task, lengths: Sequence[int]) -> float:
+        return sum(self._at(self.test, total_length(config, task, n)) for n in lengths)
+
+    @staticmethod
+    def _at(cost: tuple[float, float, float], tokens: int) -> float:
+        return cost[0] + cost[1] * tokens + cost[2] * tokens**2
+
+
+def time_method(config: CheConfig, method: str) -> Speed:
+    """Three steps of different lengths, each the quicker of two attempts, and as many tests."""
+    subject = Subject(task="bucket_sort", method=method, seed=0, lr=1e-3)
+    model = encoder_for(config, load(subject.task), method)
+    training = train_config(config, subject)
+    updater = Updater(model, training, make_optimizer(model, training))
+
+    def train(tokens: int) -> float:
+        return min(_train_seconds(model, updater, config, tokens) for _ in range(2))
+
+    def test(tokens: int, batch: int) -> float:
+        return min(_test_seconds(model, tokens, batch) for _ in range(2)) / batch
+
+    training = _fit(train(4), (24, train(24)), (80, train(80)))
+    return Speed(training, _fit(test(4, GROUP), (64, test(64, 32)), (384, test(384, 8))))
+
+
+def _fit(fixed: float, short: tuple[int, float], long: tuple[int, float]) -> tuple[float, float, float]:
+    """The cost per call, per token and per token squared that three measurements give; none is negative."""
+    (a, cost_a), (b, cost_b) = ((tokens, max(0.0, seconds - fixed) / tokens) for tokens, seconds in (short, long))
+    square = max(0.0, (cost_b - cost_a) / (b - a))
+    return fixed, max(0.0, cost_b - square * b), square
+
+
+def _train_seconds(model: Encoder, updater: Updater, config: CheConfig, tokens: int) -> float:
+    """A whole step, drawing of examples included, on tokens that mean nothing."""
+    ids = torch.zeros(config.batch, tokens, dtype=torch.long)
+    begin = time.perf_counter()
+    training_batch(config, load("bucket_sort"), seed=0, step=0)
+    outputs = max(1, tokens // 2)
+
+    def loss(part: int) -> Loss:
+        logits = model(ids, outputs, encodings=model.drawn_encodings(tokens, seeded(0)), noise=seeded(0))
+        return Loss(mean_loss(logits, ids[:, :outputs]), 1)
+
+    updater.take(Batch(loss=loss, count=1), step=0)
+    return time.perf_counter() - begin
+
+
+@torch.inference_mode()
+def _test_seconds(model: Encoder, tokens: int, batch: int) -> float:
+    ids = torch.zeros(batch, tokens, dtype=torch.long)
+    begin = time.perf_counter()
+    model(ids, max(1, tokens // 2))
+    return time.perf_counter() - begin
+
+
+def planned(
+    minutes: float, config: CheConfig, speeds: dict[str, Speed], *, tasks: Sequence[str], repeats: int, jobs: int
+) -> CheConfig:
+    """With as many steps as fit when ``repeats`` runs of every task and method share ``jobs`` processes."""
+    pairs = [(speeds[method], load(task, config.compat)) for task in tasks for method in speeds]
+    runs = repeats * len(pairs)
+    jobs = min(jobs, runs)
+    seconds = 60 * minutes * jobs * (SIDE_BY_SIDE if jobs > 1 else 0.9) - START_SECONDS * runs
+    config = _with_tests(config, pairs, repeats, TEST_SHARE * seconds)
+    testing = repeats * config.samples * sum(speed.testing(config, task, config.lengths) for speed, task in pairs)
+    per_step = repeats * sum(speed.step(config, task) for speed, task in pairs)
+    steps = int((seconds - testing) / per_step)
+    if steps < FEWEST_STEPS:
+        needed = (testing + FEWEST_STEPS * per_step + START_SECONDS * runs) / (60 * jobs * SIDE_BY_SIDE)
+        raise UsageError(
+            f"--budget {minutes:g}: {runs} runs need at least {_round_up(needed):g} minutes on this machine to take "
+            f"{FEWEST_STEPS} steps each; name fewer --tasks, --methods or --seeds, or allow more time"
+        )
+    return replace(config, steps=min(_two_digits(steps), config.steps))
+
+
+def _with_tests(config: CheConfig, pairs: Sequence[tuple[Speed, Task]], repeats: int, seconds: float) -> CheConfig:
+    """Test lengths at equal distances from the first to the last, the nearer the more time there is."""
+    scored = config.scored_lengths
+    familiar = config.familiar_lengths[FAMILIAR_STRIDE - 1 :: FAMILIAR_STRIDE] or config.familiar_lengths
+    trial = config
+    for samples in SAMPLES:
+        for count in (len(scored), *COUNTS):
+            trial = replace(config, samples=samples, lengths=(*familiar, *evenly(scored, count)))
+            cost = repeats * samples * sum(speed.testing(trial, task, trial.lengths) for speed, task in pairs)
+            if cost <= seconds:
+                break
+        if len(trial.scored_lengths) >= MANY:
+            return trial
+    return trial
+
+
+def evenly(lengths: Sequence[int], count: int) -> tuple[int, ...]:
+    """So many of them, both ends included."""
+    places = np.linspace(0, len(lengths) - 1, min(count, len(lengths))).round().astype(int)
+    return tuple(lengths[place] for place in dict.fromkeys(places.tolist()))
+
+
+def _two_digits(steps: int) -> int:
+    unit = 10 ** max(0, len(str(steps)) - 2)
+    return steps // unit * unit
+
+
+def _round_up(minutes: float) -> float:
+    return float(np.ceil(minutes * 2) / 2)

@@ -1,0 +1,115 @@
+"""The plan of ``dape compare``: which runs there are, which are finished, and what they have found. No torch here.
+
+OUT/compare.yaml      the settings all runs share
+    runs/METHOD-seedN/   a run: config.yaml, metrics.jsonl, checkpoints, rows.jsonl (written last), log.txt
+    results.jsonl     the rows of all finished runs
+    table.md, summary.md, curves.png, curves.svg
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dape.evaluation.config import EvalConfig
+from dape.experiments.grid import Effort, Experiment, changes, relative_data, saved_settings, united
+from dape.experiments.language import LanguageModelJob, language_effort, language_settings
+from dape.models.config import DecoderConfig
+from dape.training.config import TrainConfig
+from dape.training.run import FREE_TO_CHANGE, RunConfig
+
+SETTINGS = "compare.yaml"
+
+
+@dataclass(frozen=True)
+class Run:
+    method: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-seed{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Experiment[Run]):
+    methods: tuple[str, ...]
+    seeds: int
+    model: DecoderConfig
+    """As every run has it, apart from the encoding."""
+    train: TrainConfig
+    """As every run has it, apart from the seed."""
+    evaluation: EvalConfig
+    data: str
+    """The prepared folder."""
+    data_name: str
+    data_hash: str
+
+    what: ClassVar[str] = "comparison"
+    settings_name: ClassVar[str] = SETTINGS
+    inputs: ClassVar[tuple[str, ...]] = ("data",)
+
+    def runs(self) -> list[Run]:
+        return in_order(self.methods, self.seeds)
+
+    def job(self, run: Run, threads: int) -> LanguageModelJob:
+        config = RunConfig(
+            model=model_for(run.method, self.model),
+            train=replace(self.train, seed=run.seed),
+            data=self.data,
+            threads=threads,
+        )
+        return LanguageModelJob(
+            run=config, evaluation=self.evaluation, data_hash=self.data_hash, device=self.device, threads=threads
+        )
+
+    def effort(self, run: Run) -> Effort:
+        return language_effort(self.model, self.train, self.evaluation)
+
+    # Settings --------------------------------------------------------------------------------------------------------
+
+    def shared_settings(self) -> dict[str, Any]:
+        return {
+            **language_settings(self.model, self.train, self.evaluation),
+            "data_hash": self.data_hash,
+        }
+
+    def growing_settings(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "methods": united(known, "methods", self.methods),
+            "encoding_options": {**known.get("encoding_options", {}), **self.model.encoding_options},
+            "seeds": max(self.seeds, known.get("seeds", 0)),
+            "logging": {name: getattr(self.train, name) for name in sorted(FREE_TO_CHANGE)},
+            "data": relative_data(self.data, self.out),
+            "data_name": self.data_name,
+        }
+
+    def changes(self, known: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+        """Options of an encoding matter only for methods that the folder has already."""
+        changed = super().changes(known)
+        options = replace(self.model, encoding_options=known.get("encoding_options", {}))
+        for method in set(self.methods) & set(known.get("methods", [])):
+            old, new = (model_for(method, model).encoding_options for model in (options, self.model))
+            changed += [(f"{method}.{name}", *values) for name, *values in changes("options", old, new)]
+        return changed
+
+
+def in_order(methods: tuple[str, ...], seeds: int) -> list[Run]:
+    """Seed after seed; within one the slow runs first, so that no core waits long for the last of them."""
+    methods = tuple(sorted(methods, key=lambda method: "dape" not in method))
+    return [Run(method, seed) for seed in range(seeds) for method in methods]
+
+
+def evaluation_in(out: Path, evaluation: EvalConfig) -> EvalConfig:
+    """The settings as a folder begun before --reach existed means them: windows end where the longest has room."""
+    known = saved_settings(out, SETTINGS).get("shared", {}).get("evaluation")
+    old = isinstance(known, dict) and "reach" not in known and evaluation.reach is None
+    return replace(evaluation, reach=max(evaluation.lengths)) if old else evaluation
+
+
+def model_for(method: str, model: DecoderConfig) -> DecoderConfig:
+    """With that encoding, and of its options those for all methods and those given as METHOD.OPTION."""
+    given = model.encoding_options
+    options = {name: value for name, value in given.items() if "." not in name}
+    options |= {n.removeprefix(f"{method}."): value for n, value in given.items() if n.startswith(f"{method}.")}
+    return replace(model, encoding=method, encoding_options=options)

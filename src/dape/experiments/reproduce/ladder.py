@@ -1,0 +1,182 @@
+"""The registered tests of docs/evidence.md: does content help, does the gap grow with training and with size? No torch.
+
+The gap of a seed is the log perplexity of f(B) minus that of f(QK, B), at a multiple of the training length: positive
+if content helps. A rung is a text, a model size and a number of tokens seen.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from dape.results.records import Row
+from dape.results.statistics import holm, latest, nats, paired_t
+
+STATIC, POSITIONS, CONTENT = "kerple", "dape-kerple (bias_only)", "dape-kerple (concat_residual)"
+ARMS = {"static": STATIC, "f(B)": POSITIONS, "f(QK, B)": CONTENT}
+MARGIN = math.log(1.005)
+"""A gap that is surely smaller counts as none."""
+LEARNED = 0.3
+"""Nats of in-context gain from which on a model counts as using its context."""
+SIGNIFICANT = 0.05
+
+Verdict = Literal["yes", "no", "undecided", "incomplete"]
+
+
+@dataclass(frozen=True, order=True)
+class Rung:
+    data: str
+    size: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """One registered question and what the seeds say."""
+
+    id: str
+    question: str
+    n: int
+    planned: int
+    mean: float = math.nan
+    """In nats; of a slope, per doubling of the tokens."""
+    low: float = math.nan
+    high: float = math.nan
+    p: float | None = None
+    p_holm: float | None = None
+    verdict: Verdict = "incomplete"
+
+
+class Ladder:
+    """Rows of bias-ablation at several rungs."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._values: dict[tuple[Rung, int], dict[tuple[str, int], float]] = {}
+        self.in_context: dict[Rung, list[float]] = {}
+        for row in latest(rows):
+            if row.extra.get("experiment") != "bias-ablation" or "tokens" not in row.extra:
+                continue
+            rung = Rung(row.extra["data"], row.extra["model"], row.extra["tokens"])
+            if row.metric == "perplexity":
+                at = self._values.setdefault((rung, row.length // row.train_length), {})
+                at[row.label, row.seed] = nats(row)
+            elif row.metric == "in_context_gain":
+                self.in_context.setdefault(rung, []).append(row.value)
+
+    @property
+    def rungs(self) -> list[Rung]:
+        return sorted({rung for rung, _ in self._values})
+
+    def ratios(self, rung: Rung) -> list[int]:
+        return sorted(ratio for known, ratio in self._values if known == rung)
+
+    def perplexities(self, rung: Rung, ratio: int, label: str) -> list[float]:
+        values = self._values.get((rung, ratio), {})
+        return [math.exp(value) for (name, _), value in sorted(values.items()) if name == label]
+
+    def gaps(self, rung: Rung, ratio: int, *, above: str = POSITIONS, below: str = CONTENT) -> dict[int, float]:
+        """By seed, where both were measured."""
+        values = self._values.get((rung, ratio), {})
+        seeds = sorted({seed for _, seed in values})
+        return {s: values[above, s] - values[below, s] for s in seeds if (above, s) in values and (below, s) in values}
+
+    def slopes(self, rungs: Sequence[Rung], ratio: int) -> list[float]:
+        """Of the gap against the binary logarithm of the tokens, for every seed that all rungs have."""
+        gaps = [self.gaps(rung, ratio) for rung in rungs]
+        x = [math.log2(rung.tokens) for rung in rungs]
+        middle = sum(x) / len(x) if x else 0.0
+        spread = sum((a - middle) ** 2 for a in x)
+        shared = set.intersection(*map(set, gaps)) if gaps else set()
+        return [
+            sum((a - middle) * gap[seed] for a, gap in zip(x, gaps, strict=True)) / spread for seed in sorted(shared)
+        ]
+
+
+def registered(ladder: Ladder) -> list[Found]:
+    """The eight primary tests, with Holm's correction over all of them."""
+    full, large = 8_192_000, "350m"
+    found = [
+        _found(f"E{number}/{ratio}x", f"content helps on {data} at {ratio}x", list(gaps.values()), 5)
+        for number, data in ((1, "stdlib"), (2, "sotu"))
+        for ratio in (1, 16)
+        for gaps in [ladder.gaps(Rung(data, "125m", full), ratio)]
+    ]
+    for data in ("stdlib", "sotu"):
+        gaps = ladder.gaps(Rung(data, "125m", full), 16, above=STATIC, below=POSITIONS)
+        found.append(_found(f"E3/{data}", f"f(B) is below the static bias on {data} at 16x", list(gaps.values()), 5))
+    rungs = [rung for rung in ladder.rungs if (rung.data, rung.size) == ("stdlib", "125m")]
+    slopes = ladder.slopes(rungs, 16) if len(rungs) >= 3 else []
+    found.append(_found("E4", "the gap grows with training", slopes, 5))
+    small, big = (ladder.gaps(Rung("stdlib", size, full), 16) for size in ("125m", large))
+    growth = [big[seed] - small[seed] for seed in sorted(set(small) & set(big))]
+    found.append(_found("E5", "the gap does not shrink with size", growth, 3))
+    adjusted = holm([each.p for each in found])
+    return [_judged(replace(each, p_holm=p)) for each, p in zip(found, adjusted, strict=True)]
+
+
+def _found(id: str, question: str, values: Sequence[float], planned: int) -> Found:
+    test = paired_t(values) if len(values) > 1 else None
+    plain = Found(id, question, len(values), planned)
+    if not values:
+        return plain
+    plain = replace(plain, mean=sum(values) / len(values))
+    return plain if test is None else replace(plain, low=test.low, high=test.high, p=test.p)
+
+
+def _judged(found: Found) -> Found:
+    """As registered: fewer seeds than planned have no verdict."""
+    if found.n < found.planned or found.p_holm is None:
+        return found
+    sure = found.p_holm < SIGNIFICANT
+    if sure and found.mean > 0:
+        verdict: Verdict = "yes"
+    elif (sure and found.mean < 0) or found.high < (MARGIN if found.id != "E4" else 0.0):
+        verdict = "no"
+    else:
+        verdict = "undecided"
+    return replace(found, verdict=verdict)
+
+
+def as_markdown(ladder: Ladder) -> str:
+    """Two tables: what every rung measured, and the registered tests."""
+    lines = ["| text | model | tokens seen | seeds | in-context gain | " + " | ".join(_columns()) + " |"]
+    lines.append("|---|---|---:|---:|---:|" + "---:|" * len(_columns()))
+    for rung in ladder.rungs:
+        lines.append(_rung_line(ladder, rung))
+    lines += [
+        "",
+        "| test | question | n of planned | effect | 95% interval | p, Holm | verdict |",
+        "|---|---|---|---:|---|---|---|",
+    ]
+    lines += [_test_line(each) for each in registered(ladder)]
+    return "\n".join(lines) + "\n"
+
+
+def _columns() -> list[str]:
+    return [f"{name} at {ratio}x" for ratio in (1, 16) for name in ARMS] + ["gap at 1x", "gap at 16x"]
+
+
+def _rung_line(ladder: Ladder, rung: Rung) -> str:
+    cells: list[Any] = []
+    for ratio in (1, 16):
+        for label in ARMS.values():
+            values = ladder.perplexities(rung, ratio, label)
+            cells.append(f"{sum(values) / len(values):.2f} ({len(values)})" if values else "-")
+    for ratio in (1, 16):
+        gaps = list(ladder.gaps(rung, ratio).values())
+        cells.append(f"{100 * math.expm1(sum(gaps) / len(gaps)):+.2f}%" if gaps else "-")
+    seeds = len(ladder.gaps(rung, 1))
+    gains = ladder.in_context.get(rung, [])
+    gain = f"{sum(gains) / len(gains):.2f}" if gains else "-"
+    return f"| {rung.data} | {rung.size} | {rung.tokens / 1e6:.1f}M | {seeds} | {gain} | " + " | ".join(cells) + " |"
+
+
+def _test_line(found: Found) -> str:
+    unit = " a doubling" if found.id == "E4" else ""
+    effect = "-" if math.isnan(found.mean) else f"{100 * math.expm1(found.mean):+.2f}%{unit}"
+    interval = (
+        "-" if math.isnan(found.low) else f"{100 * math.expm1(found.low):+.2f} to {100 * math.expm1(found.high):+.2f}%"
+    )
+    p = "-" if found.p_holm is None else f"{found.p_holm:.3g}"
+    seeds = f"{found.n} of {found.planned}"
+    return f"| {found.id} | {found.question} | {seeds} | {effect} | {interval} | {p} | {found.verdict} |"

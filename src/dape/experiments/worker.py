@@ -1,0 +1,71 @@
+"""One run, as a child process: train (or go on training), test, write the rows.
+
+python -m dape.experiments.worker RUN       reads RUN/job.json, writes RUN/rows.jsonl last
+
+The folder is all there is to know about a run: whoever can see it can carry on.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from dape.experiments.job import PROGRESS, ROWS, TESTED, Job, Stop, Test, read_job
+from dape.files import locked, write_text
+from dape.results.records import Row, read_rows, rows_text
+from dape.training.interrupt import Interruption
+
+STOPPED = 3
+"""Exit code of a worker that was asked to stop, or whose parent is gone."""
+
+
+def main(folder: Path) -> int:
+    """Do the run in the folder, alone; returns the exit code."""
+    parent = os.getppid()
+    with locked(folder), Interruption() as interrupted:
+        # Whoever started this may be killed; to go on alone would collide with a second attempt.
+        return work(folder, lambda: interrupted() or os.getppid() != parent)
+
+
+def work(folder: Path, stop: Stop) -> int:
+    import torch
+
+    job = read_job(folder)
+    torch.set_num_threads(job.threads)
+    learned = job.learn(folder, stop)
+    if learned is None:
+        return STOPPED
+    return test(job, learned, folder, stop)
+
+
+def test(job: Job, learned: Any, folder: Path, stop: Stop) -> int:
+    """What was tested before an interruption is kept."""
+    partial = folder / TESTED
+    rows = read_rows(partial, unfinished=True) if partial.exists() else []
+    done = {(row.length, row.metric) for row in rows}
+    for each in job.tests(learned, folder.name):
+        if (each.length, each.metric) not in done:
+            rows += _rows(each, folder, stop)
+            write_text(partial, rows_text(rows))
+    write_text(folder / ROWS, rows_text(rows))
+    for name in (TESTED, PROGRESS):
+        (folder / name).unlink(missing_ok=True)
+    return 0
+
+
+def _rows(test: Test, folder: Path, stop: Stop) -> list[Row]:
+    def watch(done: int, total: int) -> None:
+        write_text(folder / PROGRESS, json.dumps({"length": test.length, "done": done, "total": total}))
+        if stop():
+            sys.exit(STOPPED)
+
+    watch(0, 1)
+    return test.rows(watch)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(Path(sys.argv[1])))
+    except (ValueError, OSError, MemoryError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,0 +1,108 @@
+"""What all runs of a benchmark share. No torch and no numpy here: the command line reads it."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from dape.errors import UsageError
+from dape.tasks.chomsky.catalogue import Compat
+
+Scale = Literal["paper", "cpu", "custom"]
+WIDTHS: dict[str, int] = {"paper": 256, "cpu": 64}
+"""64 is what DeepMind's own example uses."""
+LONGEST = 500
+PAPER_STEPS, PAPER_SAMPLES = 200_000, 512
+PAPER_RATES = (1e-4, 3e-4, 5e-4)
+PAPER_METHODS = (
+    *(f"randomized-{x}" for x in ("learned", "sinusoidal", "rope", "transformer-xl", "alibi", "kerple", "fire")),
+    *(f"dape-{x}" for x in ("alibi", "kerple", "fire")),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheConfig:
+    scale: Scale = "paper"
+    width: int = WIDTHS["paper"]
+    layers: int = 5
+    heads: int = 8
+    hidden: int = 64
+    """Width of DAPE's f."""
+    dropout: float = 0.1
+    pool: int = 2048
+    """Randomised positions are drawn from so many."""
+    computation: int = 0
+    """Empty tokens between input and output, for each token of input."""
+    train_length: int = 40
+    """Inputs have 1 to this many tokens in training."""
+    steps: int = PAPER_STEPS
+    batch: int = 128
+    lengths: tuple[int, ...] = tuple(range(1, LONGEST + 1))
+    """Lengths to test at. Those up to the training length choose the learning rate, those beyond are the score."""
+    samples: int = PAPER_SAMPLES
+    """Test examples per length, the same for every method and seed."""
+    compat: Compat = ""
+    """deepmind: dropout also in tests, score from length 42 on, means over groups of 64 examples, a one-sided table for
+    randomised transformer-xl, the program's order in odds_first."""
+
+    @property
+    def first_scored(self) -> int:
+        """DeepMind's program cuts a list that begins with length 1 at index 41, and so leaves out length 41."""
+        return self.train_length + (2 if self.compat == "deepmind" else 1)
+
+    @property
+    def scored_lengths(self) -> tuple[int, ...]:
+        return tuple(n for n in self.lengths if n >= self.first_scored)
+
+    @property
+    def familiar_lengths(self) -> tuple[int, ...]:
+        """In distribution."""
+        return tuple(n for n in self.lengths if n <= self.train_length)
+
+    def check(self) -> None:
+        for name in ("width", "layers", "heads", "hidden", "pool", "train_length", "steps", "batch", "samples"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if self.width % self.heads:
+            raise UsageError(f"--width {self.width} cannot be divided into --heads {self.heads} of equal width")
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"--dropout must be at least 0 and below 1, got {self.dropout}")
+        if self.computation < 0:
+            raise UsageError(f"--computation must be 0 or more, got {self.computation}")
+        if self.compat not in get_args(Compat):
+            raise UsageError(f"--compat: {self.compat!r} is not known; the only choice is deepmind")
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        if min(self.lengths, default=1) < 1:
+            raise UsageError(f"--lengths: a length is at least 1, got {min(self.lengths)}")
+        if not self.scored_lengths:
+            raise UsageError(
+                f"--lengths needs at least one length from {self.first_scored} on: training goes up to "
+                f"{self.train_length}, and what lies beyond is the score"
+            )
+        if not self.familiar_lengths:
+            raise UsageError(
+                f"--lengths needs at least one length up to {self.train_length}: there the learning rate is chosen"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Which run."""
+
+    task: str
+    method: str
+    seed: int
+    lr: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.method}-lr{self.lr:g}-seed{self.seed}"
+
+
+def check_rates(rates: tuple[float, ...]) -> None:
+    if not rates:
+        raise UsageError("--lr needs at least one learning rate")
+    for rate in rates:
+        if not 0 < rate < math.inf:
+            raise UsageError(f"--lr must be positive, got {rate:g}")
