@@ -219,12 +219,12 @@ def parse_spec(spec: str) -> int | Path | None:
     if spec.startswith("bpe:"):
         size = spec.removeprefix("bpe:")
         if not size.isascii() or not size.isdigit() or not SMALLEST_BPE <= int(size) <= 10_000_000:
-            raise UsageError(f"--tokenizer {spec}: N in bpe:N must be a whole number of at least {SMALLEST_BPE}")
+            raise UsageError(f"`tokenizer` {spec}: N in bpe:N must be a whole number of at least {SMALLEST_BPE}")
         return int(size)
     path = Path(spec)
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
-        raise UsageError(f"--tokenizer {spec}: neither bytes, nor bpe:N (such as bpe:8192), nor a tokenizer.json file")
+        raise UsageError(f"`tokenizer` {spec}: neither bytes, nor bpe:N (such as bpe:8192), nor a tokenizer.json file")
     return path
 
 
@@ -262,7 +262,7 @@ def train_bpe(size: int, texts: Iterable[str | Iterable[str]]) -> TextTokenizer:
         from tokenizers import Tokenizer as Library
         from tokenizers import decoders, models, pre_tokenizers, trainers
     except ImportError:
-        raise UsageError(f"--tokenizer bpe:{size}: needs the library tokenizers; pip install 'dape[data]'") from None
+        raise UsageError(f"`tokenizer` bpe:{size}: needs the library tokenizers; pip install 'dape[data]'") from None
     library = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     library.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]

@@ -24,12 +24,12 @@ def read_questions(path: Path) -> Questions:
         content = path.read_bytes()
         lines = content.decode("utf-8").split("\n")
     except OSError as error:
-        raise UsageError(f"--choices {path}: {error.strerror}") from error
+        raise UsageError(f"`choices` {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"--choices {path}: is not UTF-8 text ({error})") from error
+        raise UsageError(f"`choices` {path}: is not UTF-8 text ({error})") from error
     items = [_item(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not items:
-        raise UsageError(f"--choices {path}: holds no questions; one per line: {EXAMPLE}")
+        raise UsageError(f"`choices` {path}: holds no questions; one per line: {EXAMPLE}")
     return Questions(path.stem, items, hashlib.sha256(content).hexdigest())
 
 
