@@ -156,8 +156,14 @@ def only_one(lock: Path, busy: str, *, remove: bool = False) -> Iterator[None]:
 
 
 def sha256(path: Path) -> str:
+    """Of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of(content: str | bytes) -> str:
+    """Of a text (as UTF-8) or of bytes, in hexadecimal."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def cache_folder() -> Path:
