@@ -1,5 +1,7 @@
 """Files and folders that appear whole or not at all, and locks."""
 
+import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +12,7 @@ import pytest
 
 from dape import files
 from dape.errors import UsageError
-from dape.files import check_writable_file, check_writable_folder, locked, new_folder, replacing, write_text
+from dape.files import check_writable_file, check_writable_folder, locked, new_folder, only_one, replacing, write_text
 
 
 def names_in(folder: Path) -> list[str]:
@@ -176,6 +178,27 @@ def test_an_error_releases_the_lock(tmp_path):
         raise ValueError("wrong")
     with locked(tmp_path):
         pass
+
+
+def test_a_lock_file_that_is_to_go_goes(tmp_path):
+    lock = tmp_path / "a.lock"
+    with only_one(lock, "busy", remove=True):
+        with pytest.raises(UsageError, match="busy"), only_one(lock, "busy", remove=True):
+            pass
+        assert lock.exists(), "whoever is refused must not take away the lock of the other"
+    assert not lock.exists()
+
+
+@pytest.mark.parametrize("number, goes_on", [(errno.ENOLCK, True), (errno.EOPNOTSUPP, True), (errno.EIO, False)])
+def test_a_file_system_without_locks_is_worked_on_without(tmp_path, monkeypatch, number, goes_on):
+    def refuse(*_) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    expected = contextlib.nullcontext() if goes_on else pytest.raises(OSError, match=os.strerror(number))
+    with expected, locked(tmp_path):
+        (tmp_path / "done").touch()
+    assert (tmp_path / "done").exists() == goes_on
 
 
 # What killed processes leave -----------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Writing files so that a reader never sees half of one and a failure leaves the old one in place. No torch here."""
 
 import contextlib
+import errno
 import glob
 import hashlib
 import os
@@ -49,28 +50,28 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def check_writable_file(path: Path, flag: str) -> None:
+def check_writable_file(path: Path, what: str) -> None:
     """Complain now rather than after minutes of work."""
     target = path.resolve()
     if target.exists() and not target.is_file():
-        raise UsageError(f"{flag} {path}: is not a regular file")
+        raise UsageError(f"{what} {path}: is not a regular file")
     if target.exists() and not os.access(target, os.W_OK):
-        raise UsageError(f"{flag} {path}: may not be written")
+        raise UsageError(f"{what} {path}: may not be written")
     if not target.parent.is_dir():
-        raise UsageError(f"{flag} {path}: the folder {target.parent} does not exist; create it first")
+        raise UsageError(f"{what} {path}: the folder {target.parent} does not exist; create it first")
     _sweep(target.parent, target.name)
-    _check_can_create_in(target.parent, f"{flag} {path}")
+    _check_can_create_in(target.parent, f"{what} {path}")
 
 
-def check_writable_folder(path: Path, flag: str) -> None:
+def check_writable_folder(path: Path, what: str) -> None:
     """The folder itself need not exist yet, nor its parents; nothing is created here."""
     nearest = path.resolve()
     while not nearest.exists():
         nearest = nearest.parent
     if not nearest.is_dir():
-        raise UsageError(f"{flag} {path}: {nearest} is a file, not a folder")
+        raise UsageError(f"{what} {path}: {nearest} is a file, not a folder")
     _sweep(path.resolve().parent, path.name)
-    _check_can_create_in(nearest, f"{flag} {path}")
+    _check_can_create_in(nearest, f"{what} {path}")
 
 
 def _check_can_create_in(folder: Path, what: str) -> None:
@@ -120,27 +121,49 @@ def _sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes of ours out of ``folder``; the system releases the lock even if this one is killed."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
+    """Keep other processes of ours out of ``folder``, which is made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UsageError(
-                f"{folder} is in use by another dape process; wait for it, or use another --out"
-            ) from error
+    with only_one(folder / ".lock", f"{folder} is in use by another dape process; wait for it, or use another `out`"):
         _sweep(folder)
         yield
 
 
+@contextlib.contextmanager
+def only_one(lock: Path, busy: str, *, remove: bool = False) -> Iterator[None]:
+    """Hold the lock on the file ``lock``, or say ``busy`` at once if another process holds it.
+
+    The system releases it even if this process is killed; the file then stays, and locks nobody out. ``remove`` takes
+    it away at the end: filelock notices, and does not count, a lock on a file that is gone. A file system without
+    locks cannot keep anybody out, and the user has no other: there we go on without one.
+    """
+    from filelock import FileLock, Timeout  # a tenth of a second, which `dape --help` need not take
+
+    held = FileLock(lock, timeout=0)
+    try:
+        held.acquire()
+    except Timeout:
+        raise UsageError(busy) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+    try:
+        yield
+    finally:
+        if remove:
+            with contextlib.suppress(OSError):  # Windows keeps files that are open
+                lock.unlink(missing_ok=True)
+        held.release()
+
+
 def sha256(path: Path) -> str:
+    """Of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of(content: str | bytes) -> str:
+    """Of a text (as UTF-8) or of bytes, in hexadecimal."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def cache_folder() -> Path:

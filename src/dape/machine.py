@@ -24,7 +24,7 @@ def check_threads(wanted: int) -> None:
     """Thousands of threads end in a segmentation fault of the OpenMP library."""
     most = max(FEWEST_ALLOWED, THREADS_PER_CORE * usable_cores())
     if not 1 <= wanted <= most:
-        raise UsageError(f"--threads must be at least 1 and here at most {most} ({usable_cores()} cores), got {wanted}")
+        raise UsageError(f"`threads` must be at least 1 and here at most {most} ({usable_cores()} cores), got {wanted}")
 
 
 def available_bytes() -> int:

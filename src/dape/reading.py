@@ -6,7 +6,6 @@ what was expected. A kind of file is described once, by a dataclass or a TypedDi
 
 import contextlib
 import functools
-import hashlib
 import json
 import re
 import reprlib
@@ -29,7 +28,7 @@ from typing import (
 
 import yaml
 
-from dape.files import sha256
+from dape.files import sha256, sha256_of
 
 T = TypeVar("T")
 Count = Annotated[int, range(1 << 63)]
@@ -317,7 +316,7 @@ def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(unsealed(content), sort_keys=True).encode()).hexdigest()
+    return sha256_of(json.dumps(unsealed(content), sort_keys=True))
 
 
 def check_files(folder: Path, checksums: Mapping[str, str], advice: str) -> None:

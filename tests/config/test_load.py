@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from dape.cli import app
+from dape.cli.fields import _read, write_key_values
+from dape.cli.settings import as_flags, value_of, with_settings
 from dape.cli.train import Train, expand
-from dape.config.fields import _read, write_key_values
-from dape.config.load import as_flags, preset_names, read_preset, read_yaml, value_of, with_settings
+from dape.config.load import preset_names, read_preset, read_yaml
 from dape.errors import UsageError
 from dape.reading import parse_yaml
 from dape.training.run import RunConfig

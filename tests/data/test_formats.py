@@ -108,10 +108,10 @@ def test_another_field_can_hold_the_text(tmp_path):
     assert read(tmp_path, text_field="body") == ["one", "two"]
     for name in ("x.jsonl", "x.parquet"):
         with pytest.raises(
-            UsageError, match=rf"{name}.* has no (field|column) 'text'; it has 'n', 'body'.*--text-field"
+            UsageError, match=rf"{name}.* has no (field|column) 'text'; it has 'n', 'body'.*`text_field`"
         ):
             read(tmp_path / name)
-        with pytest.raises(UsageError, match=r"not text.*--text-field"):
+        with pytest.raises(UsageError, match=r"not text.*`text_field`"):
             read(tmp_path / name, text_field="n")
 
 
@@ -220,7 +220,7 @@ def test_replaced_characters_are_counted(pieces, size):
 def test_strict_names_file_and_byte(tmp_path):
     (tmp_path / "x.txt").write_bytes("né".encode() + b"\xff")
     assert read(tmp_path / "x.txt") == ["né\ufffd"]
-    with pytest.raises(ValueError, match=r"x.txt: broken UTF-8 at byte 3 .*--strict"):
+    with pytest.raises(ValueError, match=r"x.txt: broken UTF-8 at byte 3 .*`strict`"):
         read(tmp_path / "x.txt", strict=True)
     (tmp_path / "x.txt").write_bytes(b"\xef\xbb\xbfab\xff")
     with pytest.raises(ValueError, match="at byte 5"):

@@ -260,7 +260,7 @@ def test_an_xz_file_may_not_ask_for_gigabytes(tmp_path):
 
 @pytest.mark.parametrize("factor", [0.5, -1.0, float("nan")])
 def test_factors_that_make_no_sense(tmp_path, factor):
-    with pytest.raises(UsageError, match=r"--max-expansion .*: must be at least 1"):
+    with pytest.raises(UsageError, match=r"`max_expansion` .*: must be at least 1"):
         prepare(["stdlib"], tmp_path / "out", Options(max_expansion=factor))
 
 

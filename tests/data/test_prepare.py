@@ -111,7 +111,7 @@ def test_folders_are_never_mixed(prepared, texts, tmp_path, contents, monkeypatc
     before = contents(tmp_path / "out")
     if options.pop("touch", False):
         os.utime("a/07.txt", (1, 1))
-    with pytest.raises(UsageError, match=rf"out is there already, made with .*{told}.*--overwrite"):
+    with pytest.raises(UsageError, match=rf"out is there already, made with .*{told}.*`overwrite`"):
         prepared(options.pop("source", "a"), **options)
     assert contents(tmp_path / "out") == before and not list(tmp_path.glob(".*"))
 
@@ -136,16 +136,16 @@ def test_folders_with_other_things_are_left_alone(prepared, texts, tmp_path):
 
 def test_impossible_outputs(prepared, texts, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"--out .*is a file"):
+    with pytest.raises(UsageError, match=r"`out` .*is a file"):
         prepared("a", out="file")
-    with pytest.raises(UsageError, match=r"--out .*file, not a folder"):
+    with pytest.raises(UsageError, match=r"`out` .*file, not a folder"):
         prepared("a", out="file/deeper")
 
     def forbidden(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.touch", forbidden)  # root may write anywhere
-    with pytest.raises(UsageError, match=r"--out .*cannot create files in .*Permission denied"):
+    with pytest.raises(UsageError, match=r"`out` .*cannot create files in .*Permission denied"):
         prepared("a")
 
 
@@ -154,7 +154,7 @@ def test_impossible_outputs(prepared, texts, tmp_path, monkeypatch):
 )
 def test_impossible_options(prepared, texts, tmp_path, options):
     (flag,) = options
-    with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')}"):
+    with pytest.raises(UsageError, match=f"`{flag}`"):
         prepared("a", **options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "docs.jsonl"]
 

@@ -167,7 +167,7 @@ def test_ids_beyond_65535_are_kept(tmp_path, prepared):
 @pytest.mark.parametrize("spec", ["bpe:", "bpe:x", "bpe:256", "bpe:-5", "bpe:1e4", "byte", "nowhere.json", ""])
 def test_impossible_tokenizers_are_refused(spec, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"--tokenizer"):
+    with pytest.raises(UsageError, match=r"`tokenizer`"):
         parse_spec(spec)
 
 

@@ -1,14 +1,8 @@
-"""The page in a real browser: headless Chromium, driven over the WebDriver protocol by plain HTTP to chromedriver."""
+"""The page in a real browser: headless Chromium, driven by selenium."""
 
-import contextlib
-import json
 import math
-import re
 import shutil
-import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,73 +19,50 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (Debian: apt install chromium chromium-driver)"
 )
+pytest.importorskip("selenium", reason="pip install selenium")
 pytest.importorskip("vl_convert", reason="pip install 'dape[report]'")
+
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 RESULTS = Path(__file__).parents[2] / "results"
 SCRIPT = "</script><script>document.title='taken over'</script>"
 IMAGE = "<img src=x onerror=\"document.title='taken over'\">"
-KEYS = {"Tab": "\ue004", "Enter": "\ue007", "Left": "\ue012", "Up": "\ue013", "Right": "\ue014", "Down": "\ue015"}
 FRAMES = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(true)))"
-ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-"""How the protocol writes a reference to an element."""
 
 
 class Browser:
     def __init__(self, profile: Path) -> None:
-        command = [str(DRIVER), "--port=0"]
-        self._driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        self._address = f"http://127.0.0.1:{self._port()}"
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-        options = {"binary": CHROMIUM, "args": flags}
-        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
-        session = self._send("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
-        self._address += f"/session/{session['sessionId']}"
-
-    def _port(self) -> str:
-        for line in self._driver.stdout or ():
-            if found := re.search(r"started successfully on port (\d+)", line):
-                return found[1]
-        raise RuntimeError("chromedriver did not start")
-
-    def _send(self, method: str, path: str, body: Any = None) -> Any:
-        data = json.dumps(body or {}).encode() if method == "POST" else None
-        request = urllib.request.Request(
-            self._address + path, data, {"Content-Type": "application/json"}, method=method
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
-                return json.load(answer)["value"]
-        except urllib.error.HTTPError as error:
-            with error:
-                raise RuntimeError(f"{path}: {json.load(error)['value']['message']}") from None
+        options = webdriver.ChromeOptions()
+        options.binary_location = str(CHROMIUM)
+        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        # With both paths given, selenium has nothing to look for on the network.
+        self._driver = webdriver.Chrome(options, Service(str(DRIVER)))
+        self.command, self.run = self._driver.execute_cdp_cmd, self._driver.execute_script
 
     def close(self) -> None:
-        with contextlib.suppress(OSError, RuntimeError):
-            self._send("DELETE", "")
-        self._driver.terminate()
-        self._driver.wait(20)
-        self._driver.stdout.close()
+        self._driver.quit()
 
     def open(self, page: Path, *, width: int = 1200, scheme: str = "light") -> None:
         """At this width, in colours as the system would ask for them; waits for the first charts."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-        self.command("Emulation.setDeviceMetricsOverride", **size)
-        self.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.command("Emulation.setDeviceMetricsOverride", size)
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        self.command("Emulation.setEmulatedMedia", media)
         self.console()
-        self._send("POST", "/url", {"url": page.resolve().as_uri()})
+        self._driver.get(page.resolve().as_uri())
         self.run("localStorage.clear()")
-        self.command("Page.bringToFront")
+        self.command("Page.bringToFront", {})
         self.until("return document.hasFocus()")
 
     def frame(self) -> None:
         """Wait until the page has drawn itself again: what is scrolled or pressed before that may not count."""
-        self._send("POST", "/execute/async", {"script": FRAMES, "args": []})
-
-    def command(self, name: str, **arguments: Any) -> Any:
-        return self._send("POST", "/goog/cdp/execute", {"cmd": name, "params": arguments})
-
-    def run(self, script: str, *arguments: Any) -> Any:
-        return self._send("POST", "/execute/sync", {"script": script, "args": list(arguments)})
+        self._driver.execute_async_script(FRAMES)
 
     def count(self, selector: str) -> int:
         return self.run("return document.querySelectorAll(arguments[0]).length", selector)
@@ -118,16 +89,14 @@ class Browser:
 
     def click(self, selector: str) -> None:
         self.show(selector)
-        found = self._send("POST", "/element", {"using": "css selector", "value": selector})
-        self._send("POST", f"/element/{found[ELEMENT]}/click")
+        self._driver.find_element(By.CSS_SELECTOR, selector).click()
 
     def focus(self, selector: str) -> None:
         self.show(selector)
         self.run("document.querySelector(arguments[0]).focus()", selector)
 
     def press(self, key: str) -> None:
-        actions = [{"type": kind, "value": KEYS[key]} for kind in ("keyDown", "keyUp")]
-        self._send("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
+        ActionChains(self._driver).send_keys(key).perform()
 
     def point_at(self, selector: str, across: float) -> None:
         """Move the pointer to the middle height of an element, at this share of its width."""
@@ -137,11 +106,11 @@ class Browser:
         left, top, width, height = self.run(measure, selector)
         for before in (8, 0):
             where = {"x": left + across * width - before, "y": top + height / 2}
-            self.command("Input.dispatchMouseEvent", type="mouseMoved", **where)
+            self.command("Input.dispatchMouseEvent", {"type": "mouseMoved", **where})
 
     def console(self) -> list[str]:
         """What was logged since the last call."""
-        return [f"{e['level']} {e['message']}" for e in self._send("POST", "/se/log", {"type": "browser"})]
+        return [f"{e['level']} {e['message']}" for e in self._driver.get_log("browser")]
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +223,7 @@ def test_a_method_can_be_switched_off_and_on(browser, page):
     browser.becomes(LINES, 6, ours)
     assert browser.run("return document.querySelector('#s1 .chip[data-series=rope]').ariaPressed") == "false"
     browser.focus('#s1 .chip[data-series="rope"]')
-    browser.press("Enter")
+    browser.press(Keys.ENTER)
     browser.becomes(LINES, 7, ours)
     browser.becomes(axis, before, ours)
 
@@ -277,8 +246,8 @@ def test_values_at_the_pointer_and_by_arrow_keys_are_plain_text(browser, page):
     browser.open(page)
     drawn(browser, "#s4 figure.curves")
     browser.focus("#s4 figure.curves .drawing")
-    browser.press("Right")
-    browser.press("Right")
+    browser.press(Keys.RIGHT)
+    browser.press(Keys.RIGHT)
     tip = "const tip = document.getElementById('tip'); const said = tip.hidden ? '' : tip.innerText;"
     shown = browser.until(f"{tip} return said.startsWith('128 tokens') && said")
     assert SCRIPT in shown and IMAGE in shown and "inf" in shown
@@ -297,7 +266,7 @@ def test_a_table_sorts_by_click_and_by_key(browser, page):
     browser.click(f"{header} button")
     browser.becomes(column, sorted(values))
     assert browser.run(f"return document.querySelector('{header}').ariaSort") == "ascending"
-    browser.press("Enter")  # the button has the focus
+    browser.press(Keys.ENTER)  # the button has the focus
     browser.becomes(column, sorted(values, reverse=True))
     odd = "#s4 .of-ours table"
     words = f"return [...document.querySelectorAll('{odd} tbody tr')].map(r => r.cells[arguments[0]]"
@@ -305,7 +274,7 @@ def test_a_table_sorts_by_click_and_by_key(browser, page):
     browser.click(f"{odd} thead th:nth-child(4) button")
     browser.becomes(words, ["6.100", "8.500", "1.0e9", "inf"], 3)
     browser.click(f"{odd} thead th:nth-child(5) button")
-    browser.press("Enter")
+    browser.press(Keys.ENTER)
     browser.becomes(words, ["9.000", "7.500", "6.200", "nan"], 4)
 
 
@@ -327,7 +296,7 @@ def test_the_explorer_moves_by_keys_and_by_choice(browser, page):
     browser.until("return document.querySelectorAll('.explorer .terms .mark-line path').length === 4")
     assert browser.run(said).startswith("Layer 1, head 1, first: largest weight 0.11 at distance 26; A 1.1 to 1.1")
     browser.focus(".explorer figure")
-    for key in ("Right", "Right", "Down"):
+    for key in (Keys.RIGHT, Keys.RIGHT, Keys.DOWN):
         browser.press(key)
     browser.until(f"{said}.startsWith('Layer 2, head 3, first: largest weight 0.23 at distance 26; A 2.3 to 2.3')")
     choose = (
@@ -389,7 +358,7 @@ def test_tab_reaches_the_controls_in_order(browser, page):
     wanted = ["To the results", "Comparison", "dark", "both", "rope", "all"]
     seen: list[str] = []
     while wanted[-1] not in seen and len(seen) < 40:
-        browser.press("Tab")
+        browser.press(Keys.TAB)
         seen = browser.until("return window.reached.length > arguments[0] && window.reached", len(seen))
     order = [seen.index(text) for text in wanted]
     assert order == sorted(order) and order[0] == 0, seen
@@ -405,11 +374,11 @@ document.addEventListener("focusin", (event) => {
 
 
 def test_without_scripts_tables_and_claims_are_there(browser, page):
-    browser.command("Emulation.setScriptExecutionDisabled", value=True)
+    browser.command("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         browser.open(page)
     finally:
-        browser.command("Emulation.setScriptExecutionDisabled", value=False)
+        browser.command("Emulation.setScriptExecutionDisabled", {"value": False})
     assert browser.count("svg.marks") == 0 and browser.count("#s1 .of-ours tbody tr") == 7
     hidden = "return [...document.querySelectorAll('.needs-script')].every(e => e.offsetParent === null)"
     assert browser.run(hidden) and "6.616" in browser.run("return document.body.innerText")

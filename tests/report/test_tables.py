@@ -1,6 +1,5 @@
 """Tables are parsed back and compared with what went in."""
 
-import csv
 import io
 import math
 import re
@@ -9,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from dape.report.tables import csv_table, latex_table, markdown_table, terminal_table
+from dape.report.tables import markdown_table, terminal_table
 
 THREE_SEEDS = {
     "kerple": {64: [4.5, 4.6, 4.7], 128: [4.1, 4.2, 4.3], 256: [4.2, 4.2, 4.2]},
@@ -161,26 +160,6 @@ def test_the_best_so_far_stands_out(make_rows):
     green = r"\x1b\[1;32m *([\d.]+)"
     assert re.findall(green, styled({"rope": {128: 5.0}})) == ["5.000"]
     assert re.findall(green, styled({"rope": {128: 5.0}, "alibi": {128: 4.0}})) == ["4.000"]
-
-
-# Files for other programs --------------------------------------------------------------------------------------------
-
-
-def test_csv_has_all_digits(make_rows):
-    rows = make_rows({"rope": {128: [4.1234567890123, 5.0], 256: 9.0}})
-    first, second = csv.DictReader(csv_table(rows).splitlines())
-    assert float(first["mean"]) == (4.1234567890123 + 5.0) / 2
-    assert (first["method"], first["length"], first["train_length"], first["seeds"]) == ("rope", "128", "128", "0 1")
-    assert (float(first["low"]), float(first["high"])) == (4.1234567890123, 5.0)
-    assert (second["std"], second["seeds"]) == ("", "0")
-
-
-def test_latex(make_rows):
-    text = latex_table(make_rows(THREE_SEEDS))
-    assert r"\begin{tabular}{lrrr}" in text
-    assert r"method & 64 & 128$^*$ & 256 \\" in text
-    assert r"dape-kerple & \textbf{4.100 $\pm$ 0.100} & " in text
-    assert r"50.0\%" in latex_table(make_rows({"rope": {128: 0.5}}, metric="accuracy"), metric="accuracy")
 
 
 def test_later_rows_replace_earlier_ones(make_rows):

@@ -88,7 +88,7 @@ def test_a_loss_that_is_no_number_changes_nothing(tmp_path, monkeypatch):
     run = trainer(tmp_path)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     monkeypatch.setattr(learn, "mean_loss", lambda logits, targets: logits.sum() * torch.nan)
-    with pytest.raises(ValueError, match=r"step 1: the loss is nan.*a lower --lr \(now 0\.001\)"):
+    with pytest.raises(ValueError, match=r"step 1: the loss is nan.*a lower `lr` \(now 0\.001\)"):
         run.take_step()
     assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
 

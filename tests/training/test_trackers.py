@@ -14,9 +14,9 @@ LINE = {"step": 3, "loss": 2.5, "lr": 1e-3}
 def test_missing_packages(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
-    with pytest.raises(UsageError, match=r"--wandb needs a package: pip install 'dape\[wandb\]'"):
+    with pytest.raises(UsageError, match=r"`wandb` needs a package: pip install 'dape\[wandb\]'"):
         WandB(tmp_path, "project", {})
-    with pytest.raises(UsageError, match=r"--tensorboard needs a package: pip install 'dape\[tensorboard\]'"):
+    with pytest.raises(UsageError, match=r"`tensorboard` needs a package: pip install 'dape\[tensorboard\]'"):
         TensorBoard(tmp_path)
 
 

@@ -17,6 +17,7 @@ from tyro.extras import SubcommandApp
 
 from dape._version import __version__
 from dape.cli.commands import COMMANDS, GROUPS, Command
+from dape.cli.fields import with_flags
 from dape.cli.limits import check_limits
 from dape.errors import UsageError
 from dape.ops.switch import kernels_mode
@@ -69,7 +70,8 @@ def _fail(error: BaseException, code: int, message: str | None = None) -> int:
     """One line for the user; the traceback is for us, on request."""
     if os.environ.get("DAPE_DEBUG") == "1":
         raise error
-    print(f"dape: {message or str(error).strip() or type(error).__name__}", file=sys.stderr)
+    told = with_flags(message or str(error).strip() or type(error).__name__, [c.config for c in COMMANDS])
+    print(f"dape: {told}", file=sys.stderr)
     if code == 1:
         print("(DAPE_DEBUG=1 shows where)", file=sys.stderr)
     return code

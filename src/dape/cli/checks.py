@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dape.config.fields import write_key_values
+from dape.cli.fields import write_key_values
 from dape.errors import UsageError
 from dape.files import check_writable_file
 from dape.models.config import DecoderConfig

@@ -71,7 +71,7 @@ class Compare:
 
 def expand(argv: list[str]) -> list[str]:
     """Flags of the preset and of files, or of the comparison to resume, in front of those typed."""
-    from dape.config.load import refuse_with_resume, value_of, with_settings
+    from dape.cli.settings import refuse_with_resume, value_of, with_settings
 
     for flag, instead in (("--encoding", "--methods"), ("--seed", "--seeds")):
         if value_of(flag, argv) is not None:
@@ -84,7 +84,7 @@ def expand(argv: list[str]) -> list[str]:
 
 def _saved(out: Path) -> list[str]:
     """The settings of the comparison in ``out`` as flags."""
-    from dape.config.load import as_flags
+    from dape.cli.settings import as_flags
     from dape.experiments.compare import SETTINGS
     from dape.experiments.grid import saved_settings
 

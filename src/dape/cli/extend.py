@@ -12,8 +12,8 @@ import tyro
 
 from dape.cli.checks import check_encoding
 from dape.cli.export import check_extra, model_type, use_offline
+from dape.cli.fields import KEY_VALUES
 from dape.cli.model_text import model_corpus
-from dape.config.fields import KEY_VALUES
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig
 from dape.files import check_writable_folder, locked, write_text

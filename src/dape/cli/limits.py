@@ -2,6 +2,7 @@
 
 from dataclasses import fields, is_dataclass
 
+from dape.cli.fields import flag_of
 from dape.errors import UsageError
 from dape.machine import check_threads
 
@@ -39,7 +40,7 @@ def check_limits(config: object) -> None:
 
 
 def _check(name: str, number: int) -> None:
-    flag = "--" + name.replace("_", "-")
+    flag = flag_of(name)
     if not -(2**63) <= number < 2**63:
         digits = len(str(abs(number)))
         raise UsageError(f"{flag} must lie between -2^63 and 2^63 - 1, got a number of {digits} digits")

@@ -58,7 +58,8 @@ class Train:
 
 def expand(argv: list[str]) -> list[str]:
     """Flags of the preset and of files in front of those typed; a resumed run starts from its own settings."""
-    from dape.config.load import as_flags, read_yaml, refuse_with_resume, value_of, with_settings
+    from dape.cli.settings import as_flags, refuse_with_resume, value_of, with_settings
+    from dape.config.load import read_yaml
     from dape.training.run import CONFIG
 
     if "--resume" not in argv:

@@ -1,20 +1,12 @@
-"""Presets and YAML files as flags: what a file says comes before what is typed, so that what is typed wins.
-
-A file has the sections ``model`` and ``train`` and, at the top level, any other flag of the command. Reading YAML never
-runs code. No torch here.
-"""
+"""Presets and YAML files of settings. Reading YAML never runs code. No torch here."""
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from importlib import resources
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, TypeVar
 
-from dape.config.fields import write_key_values
 from dape.errors import UsageError
-from dape.reading import as_record, parse_yaml, reading, short
+from dape.reading import as_record, parse_yaml, reading
 
 T = TypeVar("T")
 
@@ -30,7 +22,7 @@ def read_preset(name: str) -> dict[str, Any]:
     if name not in preset_names():
         near = difflib.get_close_matches(name, preset_names(), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"--preset {name}: no such preset.{hint} There are: {', '.join(preset_names())}")
+        raise UsageError(f"`preset` {name}: no such preset.{hint} There are: {', '.join(preset_names())}")
     return parse_yaml((_presets() / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
@@ -53,99 +45,6 @@ def read_settings(path: Path, kind: type[T]) -> T:
         return as_record(kind, read_yaml(path), path)
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def with_settings(argv: Sequence[str], command: type) -> list[str]:
-    """``argv`` with what its preset and its ``--config`` say put in front, the file after the preset. The preset is the
-    one typed, or the one the file names, or the command's own."""
-    path = value_of("--config", argv)
-    settings = {} if path is None else _read_config(path)
-    for name in ("config", "resume", "out"):
-        if name in settings:
-            raise UsageError(f"{path}: {name} belongs on the command line, not in a file")
-    preset = value_of("--preset", argv) or settings.pop("preset", None) or _default(command, "preset")
-    settings.pop("preset", None)
-    before = as_flags(read_preset(str(preset)), command, f"preset {preset}")
-    return ["--preset", str(preset), *before, *as_flags(settings, command, str(path)), *argv]
-
-
-def _read_config(path: str) -> dict[str, Any]:
-    try:
-        return read_yaml(Path(path))
-    except UsageError as error:
-        raise UsageError(f"--config {error}") from error
-
-
-def _default(command: type, name: str) -> Any:
-    return next(f.default for f in fields(command) if f.name == name)
-
-
-def refuse_with_resume(argv: Sequence[str]) -> None:
-    """A continued run has its settings already."""
-    for flag in ("--preset", "--config"):
-        if value_of(flag, argv) is not None:
-            raise UsageError(
-                f"{flag} cannot be used with --resume: the run goes on with the settings it was begun with"
-            )
-
-
-def as_flags(settings: Mapping[str, Any], command: type, where: str) -> list[str]:
-    """The words of the command line that say the same as ``settings``."""
-    words: list[str] = []
-    hints = get_type_hints(command)
-    for name, value in settings.items():
-        _check_name(name, hints, where)
-        section = hints[name]
-        if is_dataclass(section):
-            if not isinstance(value, Mapping):
-                raise UsageError(f"{where}: {name} must be a section with its own lines, not {short(value)}")
-            inner = get_type_hints(section)
-            for key, item in value.items():
-                _check_name(key, inner, where, prefix=f"{name}.")
-                words += _flag(key, item, inner[key], f"{where}: {name}.{key}")
-        else:
-            words += _flag(name, value, section, f"{where}: {name}")
-    return words
-
-
-def _flag(name: str, value: Any, kind: Any, where: str) -> list[str]:
-    """The words for one setting, whose field has the type ``kind``."""
-    switch = kind is bool
-    if switch and not isinstance(value, bool):
-        raise UsageError(f"{where} must be true or false, not {short(value)}")
-    several = get_origin(kind) in (tuple, dict)
-    if isinstance(value, list | tuple | dict) and not several:
-        raise UsageError(f"{where} must be a single value, not {short(value)}")
-    flag = "--" + name.replace("_", "-")
-    match value:
-        case bool() if switch:
-            return [flag if value else "--no-" + name.replace("_", "-")]
-        case dict():
-            return [flag, *write_key_values(value)]
-        case list() | tuple():
-            return [flag, *map(str, value)]
-        case _:
-            return [flag, str(value)]
-
-
-def _check_name(name: Any, known: Any, where: str, prefix: str = "") -> None:
-    if name in known:
-        return
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    hint = f" Did you mean {prefix}{near[0]}?" if near else f" Known: {', '.join(sorted(known))}."
-    raise UsageError(f"{where}: {prefix}{name} is not a setting.{hint}")
-
-
-def value_of(flag: str, argv: Sequence[str]) -> str | None:
-    """The last value of ``flag``, written with a space or with ``=``."""
-    value = None
-    for word, following in pairwise([*argv, None]):
-        assert word is not None
-        if word == flag and following is not None:
-            value = following
-        elif word.startswith(flag + "="):
-            value = word.partition("=")[2]
-    return value
 
 
 def _presets() -> Any:

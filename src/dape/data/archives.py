@@ -78,7 +78,7 @@ class _Expanded(io.RawIOBase):
         if self._count > max(self._factor * self._size, ALWAYS_ALLOWED):
             raise UsageError(
                 f"{self._path}: {self._size:,} bytes that hold more than {self._count - size:,}, over "
-                f"{self._factor:g} times as much. Text rarely does; if this is meant, allow more with --max-expansion."
+                f"{self._factor:g} times as much. Text rarely does; if this is meant, allow more with `max_expansion`."
             )
         return size
 

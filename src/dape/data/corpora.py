@@ -1,7 +1,6 @@
 """A corpus for what a user typed: a prepared folder, text that is prepared on the way, or text that is always there."""
 
 import contextlib
-import hashlib
 import os
 import shutil
 import tempfile
@@ -14,7 +13,7 @@ from dape.data.sources import digest, expand
 from dape.data.store import FORMAT, Corpus, is_prepared
 from dape.data.tokenizer import open_tokenizer, tokenizer_identity
 from dape.errors import UsageError
-from dape.files import cache_folder
+from dape.files import cache_folder, sha256_of
 
 SECONDS_UNTIL_ABANDONED = 24 * 3600
 
@@ -70,7 +69,7 @@ def _key(name: str, tokenizer: str) -> str:
     """Another Python has another standard library, and must not find this one."""
     inputs = digest(expand(name).items)
     parts = (str(FORMAT), inputs, tokenizer_identity(tokenizer))
-    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
+    return sha256_of(" ".join(parts))[:16]
 
 
 def _usable(folder: Path) -> Path | None:

@@ -125,7 +125,7 @@ def _text(item: Item, record: Record, reading: Reading, tally: Tally) -> Text | 
         return _clean(content, record, reading, tally)
     if not isinstance(content, bytes):
         raise UsageError(
-            f"{record.where}: {reading.text_field!r} is {type(content).__name__}, not text. See --text-field."
+            f"{record.where}: {reading.text_field!r} is {type(content).__name__}, not text. See `text_field`."
         )
     return _collected(_decoded(chunks_of(content), record, reading, tally), reading, tally)
 
@@ -188,7 +188,7 @@ def _decoded(
             at += error.start - (len(error.object) - len(data))
             raise ValueError(
                 f"{record.where}: broken {encoding.upper()} at byte {at} ({error.reason}). "
-                f"Without --strict such bytes are replaced by U+FFFD and counted."
+                f"Without `strict` such bytes are replaced by U+FFFD and counted."
             ) from None
         already = (tail + data).count(_REPLACEMENT) if encoding == "utf-8" else 0
         replaced += text.count("�") - already
@@ -241,13 +241,13 @@ def _field(content: Any, where: str, name: str) -> Any:
         raise ValueError(f"{where}: not a JSON object but {type(content).__name__}")
     if name not in content:
         has = ", ".join(map(repr, list(content)[:10])) or "no fields"
-        raise UsageError(f"{where}: has no field {name!r}; it has {has}. Choose with --text-field.")
+        raise UsageError(f"{where}: has no field {name!r}; it has {has}. Choose with `text_field`.")
     return content[name]
 
 
 def _clean(string: CleanString, record: Record, reading: Reading, tally: Tally) -> Text | None:
     if string.surrogates and reading.strict:
-        raise ValueError(f"{record.where}: half of a UTF-16 character, which has no UTF-8 form. See --strict.")
+        raise ValueError(f"{record.where}: half of a UTF-16 character, which has no UTF-8 form. See `strict`.")
     tally.replaced_characters += string.surrogates
     if string.blank:
         tally.empty += 1

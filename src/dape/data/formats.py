@@ -136,11 +136,11 @@ def _seekable(archive: Archive) -> Iterator[BinaryIO]:
 
 def _check_column(schema: Any, column: str, name: str) -> None:
     if column not in schema.names:
-        raise UsageError(f"{name}: has no column {column!r}; it has {_listed(schema.names)}. Choose with --text-field.")
+        raise UsageError(f"{name}: has no column {column!r}; it has {_listed(schema.names)}. Choose with `text_field`.")
     kind = schema.field(column).type
     kind = kind.value_type if str(kind).startswith("dictionary") else kind
     if str(kind) not in ("string", "large_string", "string_view", "binary", "large_binary"):
-        raise UsageError(f"{name}: column {column!r} holds {kind}, not text. Choose another with --text-field.")
+        raise UsageError(f"{name}: column {column!r} holds {kind}, not text. Choose another with `text_field`.")
 
 
 def _parquet_values(file: Any, column: str, skip: int) -> Iterator[tuple[int, bytes | None]]:
@@ -176,7 +176,7 @@ def read_hub(spec: "HubName", skip: int, column: str) -> Iterator[Record]:
             return
         number += 1
         if column not in row:
-            raise UsageError(f"{spec}: has no column {column!r}; it has {_listed(row)}. Choose with --text-field.")
+            raise UsageError(f"{spec}: has no column {column!r}; it has {_listed(row)}. Choose with `text_field`.")
         yield Record(row[column], f"{spec}, row {number}")
 
 

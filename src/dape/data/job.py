@@ -48,11 +48,11 @@ class Options:
 
     def check(self) -> None:
         if not 0 < self.validation_share < 1:
-            raise UsageError(f"--validation-share {self.validation_share}: must lie between 0 and 1, such as 0.05")
+            raise UsageError(f"`validation_share` {self.validation_share}: must lie between 0 and 1, such as 0.05")
         if self.shard_tokens < 1:
-            raise UsageError(f"--shard-tokens {self.shard_tokens}: must be at least 1")
+            raise UsageError(f"`shard_tokens` {self.shard_tokens}: must be at least 1")
         if not self.max_expansion >= 1:
-            raise UsageError(f"--max-expansion {self.max_expansion:g}: must be at least 1, such as {MAX_EXPANSION:g}")
+            raise UsageError(f"`max_expansion` {self.max_expansion:g}: must be at least 1, such as {MAX_EXPANSION:g}")
         parse_spec(self.tokenizer)
 
 
@@ -177,7 +177,7 @@ class Job:
         empty = [name for name, part in parts.items() if not part["documents"]]
         if empty:
             clear(self.folder)
-            raise UsageError(f"the text is too short: nothing is left for {empty[0]}. Give more, or use --validation.")
+            raise UsageError(f"the text is too short: nothing is left for {empty[0]}. Give more, or use `validation`.")
         duplicates, in_both = count_duplicates(self.folder)
         manifest = {
             "format": FORMAT,

@@ -19,7 +19,7 @@ from dape.data.sources import Source, digest, expand
 from dape.data.store import Corpus, is_prepared, prepared_files, read_manifest
 from dape.data.tokenizer import tokenizer_identity
 from dape.errors import UsageError
-from dape.files import check_writable_folder
+from dape.files import check_writable_folder, only_one
 
 __all__ = ["Options", "Prepared", "Watcher", "prepare"]
 
@@ -84,14 +84,14 @@ def _check_same(wanted: dict[str, Any], there: dict[str, Any], what: str) -> Non
     if not different:
         return
     told = [_difference(key, there.get(key), wanted.get(key)) for key in different]
-    raise UsageError(f"{what}, made with {'; '.join(told)}. Choose another --out, or replace it with --overwrite.")
+    raise UsageError(f"{what}, made with {'; '.join(told)}. Choose another `out`, or replace it with `overwrite`.")
 
 
 def _difference(key: str, there: Any, wanted: Any) -> str:
     if key == "inputs":
         return "other sources (or they have changed since)"
     if key == "validation":
-        return "other --validation sources"
+        return "other `validation` sources"
     return f"{key.replace('_', ' ')} {there} instead of {wanted}"
 
 
@@ -99,19 +99,21 @@ def _difference(key: str, there: Any, wanted: Any) -> str:
 
 
 def _check_target(target: Path, out: Path) -> None:
-    check_writable_folder(target.parent, f"--out {out}: the folder")
+    check_writable_folder(target.parent, f"`out` {out}: the folder")
     if target.is_dir() and any(target.iterdir()) and not is_prepared(target):
-        raise UsageError(f"--out {out}: is a folder with other things in it; choose a new one")
+        raise UsageError(f"`out` {out}: is a folder with other things in it; choose a new one")
     if target.exists() and not target.is_dir():
-        raise UsageError(f"--out {out}: is a file, not a folder")
+        raise UsageError(f"`out` {out}: is a file, not a folder")
 
 
 @contextlib.contextmanager
 def _partial_folder(target: Path) -> Iterator[Path]:
     """The hidden folder to write to, for one process at a time; it stays if there is something to go on from."""
     partial = target.with_name(f".{target.name}.partial")
-    partial.mkdir(exist_ok=True)
-    with _locked(partial):
+    lock = target.with_name(f".{target.name}.partial.lock")  # beside it: the folder itself is renamed at the end
+    busy = f"another process is writing to {partial}; wait for it, or choose another `out`"
+    with only_one(lock, busy, remove=True):
+        partial.mkdir(exist_ok=True)
         try:
             yield partial
         finally:
@@ -126,29 +128,6 @@ def _worth_keeping(partial: Path) -> bool:
     except ValueError:  # what is wrong has been said; whether to remove it, the user decides
         return True
     return saved is not None and (has_tokens(saved) or saved["settings"]["tokenizer"].startswith("bpe:"))
-
-
-@contextlib.contextmanager
-def _locked(partial: Path) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:  # Windows: two commands with one output at the same time are the user's affair
-        yield
-        return
-    busy = UsageError(f"another process is writing to {partial}; wait for it, or choose another --out")
-    handle = os.open(partial, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise busy from None
-        except OSError:  # a file system without locks
-            pass
-        if not (partial.is_dir() and os.path.samestat(os.fstat(handle), partial.stat())):
-            raise busy  # that process has just finished and renamed it
-        yield
-    finally:
-        os.close(handle)
 
 
 def _check_unfinished(partial: Path, settings: dict[str, Any], options: Options) -> None:

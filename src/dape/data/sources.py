@@ -14,6 +14,7 @@ from typing import BinaryIO
 from dape.data import bundled
 from dape.data.formats import HubName, is_known, kind_of
 from dape.errors import UsageError
+from dape.files import sha256_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def _bundled(name: str) -> Source:
     items = []
     for relative, path in bundled.bundled_files(name):
         content = path.read_bytes()
-        identity = f"{relative} {hashlib.sha256(content).hexdigest()}"
+        identity = f"{relative} {sha256_of(content)}"
         items.append(Item(f"{name}: {relative}", str(path), kind, identity, len(content), named=False))
     return Source(name, name, items, details=bundled.details(name))
 

@@ -5,7 +5,6 @@
 ``tokenizer.json``  what turned the text into ids
 """
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from dape.data import tokenizer
 from dape.data.tokenizer import Tokenizer, load_tokenizer
 from dape.data.verify import check_entries
 from dape.errors import UsageError
+from dape.files import sha256_of
 from dape.reading import Count, FileName, Sha256, check_files, read_json, read_record, reading
 
 FORMAT = 1
@@ -218,7 +218,7 @@ def content_hash(fingerprint: str, parts: Mapping[str, Any]) -> str:
     """sha256 over the tokenizer and all shards, in order."""
     lines = [fingerprint]
     lines += [f"{split} {shard['sha256']}" for split in SPLITS for shard in parts[split]["shards"]]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return sha256_of("\n".join(lines))
 
 
 def _open_stream(folder: Path, manifest: Manifest, split: str) -> TokenStream:

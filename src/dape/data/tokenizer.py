@@ -1,7 +1,6 @@
 """Text to ids and back: bytes (own code), or any ``tokenizer.json`` through the library ``tokenizers``."""
 
 import functools
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 
 from dape.data.cuts import Cutter, cutter, learning_parts
 from dape.errors import UsageError
-from dape.files import write_text
+from dape.files import sha256_of, write_text
 from dape.reading import parse_json, read_record, reading
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ class ByteTokenizer:
     name = "bytes"
     vocabulary = 257
     eod = 256
-    fingerprint = hashlib.sha256(b"dape: bytes of UTF-8, end of document 256").hexdigest()
+    fingerprint = sha256_of("dape: bytes of UTF-8, end of document 256")
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode("utf-8"), np.uint8)
@@ -195,7 +194,7 @@ class LibraryTokenizer:
 def _fingerprint(text: str, eod: int) -> str:
     content = json.loads(text)
     relevant = {key: content.get(key) for key in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
-    return hashlib.sha256(json.dumps({**relevant, "eod": eod}, sort_keys=True).encode()).hexdigest()
+    return sha256_of(json.dumps({**relevant, "eod": eod}, sort_keys=True))
 
 
 def _open_library(text: str, origin: Path | str) -> "tokenizers.Tokenizer":
@@ -219,12 +218,12 @@ def parse_spec(spec: str) -> int | Path | None:
     if spec.startswith("bpe:"):
         size = spec.removeprefix("bpe:")
         if not size.isascii() or not size.isdigit() or not SMALLEST_BPE <= int(size) <= 10_000_000:
-            raise UsageError(f"--tokenizer {spec}: N in bpe:N must be a whole number of at least {SMALLEST_BPE}")
+            raise UsageError(f"`tokenizer` {spec}: N in bpe:N must be a whole number of at least {SMALLEST_BPE}")
         return int(size)
     path = Path(spec)
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
-        raise UsageError(f"--tokenizer {spec}: neither bytes, nor bpe:N (such as bpe:8192), nor a tokenizer.json file")
+        raise UsageError(f"`tokenizer` {spec}: neither bytes, nor bpe:N (such as bpe:8192), nor a tokenizer.json file")
     return path
 
 
@@ -262,7 +261,7 @@ def train_bpe(size: int, texts: Iterable[str | Iterable[str]]) -> TextTokenizer:
         from tokenizers import Tokenizer as Library
         from tokenizers import decoders, models, pre_tokenizers, trainers
     except ImportError:
-        raise UsageError(f"--tokenizer bpe:{size}: needs the library tokenizers; pip install 'dape[data]'") from None
+        raise UsageError(f"`tokenizer` bpe:{size}: needs the library tokenizers; pip install 'dape[data]'") from None
     library = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     library.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]

@@ -36,11 +36,6 @@ class TrainingWindows:
         self.windows_per_epoch = (len(stream) - 1) // length
         self._epoch: _Epoch | None = None  # the one used last: a cache, results do not depend on it
 
-    @property
-    def tokens_per_epoch(self) -> int:
-        """Predicted tokens in one epoch."""
-        return self.windows_per_epoch * self.length
-
     def batch(self, step: int, size: int) -> np.ndarray:
         """``[size, length + 1]`` int64: windows number ``step * size`` and following, counted from the first epoch."""
         if step < 0 or size < 1:

@@ -74,6 +74,22 @@ def summarise(
     ]
 
 
+def summarise_all(rows: Sequence[Row], train_length: int) -> tuple[CheConfig, list[Cell]]:
+    """All that the rows of one benchmark hold, whoever made them, and the settings they were scored by: lengths and
+    ``compat`` are those of the rows. No cells where there are no lengths within or beyond training."""
+    compats = {row.extra.get("compat", "") for row in rows}
+    config = CheConfig(
+        train_length=train_length,
+        lengths=tuple(sorted({row.length for row in rows})),
+        compat=compats.pop() if len(compats) == 1 else "",
+    )
+    if not config.scored_lengths or not config.familiar_lengths:
+        return config, []
+    tasks, methods = (dict.fromkeys(names) for names in ((r.extra["task"] for r in rows), (r.method for r in rows)))
+    rates = sorted({row.extra["lr"] for row in rows})
+    return config, summarise(rows, config, tasks=list(tasks), methods=list(methods), rates=rates)
+
+
 def runs_of(rows: Iterable[Row], config: CheConfig) -> dict[tuple[str, str, float], dict[int, Run]]:
     """By task, method and rate the runs of all seeds that were tested at every length."""
     found: dict[tuple[str, str, float], dict[int, Run]] = {}

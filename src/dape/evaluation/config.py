@@ -31,21 +31,21 @@ class EvalConfig:
 
     def check(self) -> None:
         if not self.lengths:
-            raise UsageError("--lengths needs at least one length")
+            raise UsageError("`lengths` needs at least one length")
         if min(self.lengths) < 1:
-            raise UsageError(f"--lengths must be positive, got {min(self.lengths)}")
+            raise UsageError(f"`lengths` must be positive, got {min(self.lengths)}")
         for name in ("last_k", "windows"):
             if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+                raise UsageError(f"`{name}` must be at least 1, got {getattr(self, name)}")
         if self.reach is not None and self.reach < max(self.lengths):
             raise UsageError(
-                f"length {max(self.lengths)} is beyond --reach {self.reach}, the tokens before every place where a "
-                f"window ends. Use --reach {max(self.lengths)} or more, or leave the length out"
+                f"length {max(self.lengths)} is beyond `reach` {self.reach}, the tokens before every place where a "
+                f"window ends. Use `reach` {max(self.lengths)} or more, or leave the length out"
             )
         if self.protocol == "last_k" and min(self.lengths) < self.last_k:
             raise UsageError(
                 f"length {min(self.lengths)} is shorter than the {self.last_k} tokens to score, and every length must "
-                f"score the same tokens. Use --last-k {min(self.lengths)}, or leave the length out"
+                f"score the same tokens. Use `last_k` {min(self.lengths)}, or leave the length out"
             )
         if self.protocol == "nonoverlap" and self.mode == "same_document":
-            raise UsageError("--protocol nonoverlap cuts the whole text; it has no --mode same_document")
+            raise UsageError("`protocol` nonoverlap cuts the whole text; it has no `mode` same_document")

@@ -158,11 +158,11 @@ def _beyond(stream: TokenStream, config: EvalConfig, longest: int, reach: int) -
     if longest >= available:
         return (
             f"the {what} has {available} tokens, too few for evaluation length {longest}, which needs {longest + 1}. "
-            f"The longest evaluation length that works is {max(available - 1, 0)}, with --reach.{advice}"
+            f"The longest evaluation length that works is {max(available - 1, 0)}, with `reach`.{advice}"
         )
     return (
         f"length {longest}: the windows of this text reach back {reach} tokens by default, as the {what} has "
-        f"{available}. Use --reach {longest}: other tokens are then scored, at every length, than without it.{advice}"
+        f"{available}. Use `reach` {longest}: other tokens are then scored, at every length, than without it.{advice}"
     )
 
 

@@ -8,7 +8,6 @@ the tokens, so that a model that copies what followed the last time can answer. 
 arguments: a sample of (seed, length, depth, index) and of the corpus, but not of the model.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 from dape.data.store import TokenStream
 from dape.data.tokenizer import Tokenizer
 from dape.errors import UsageError
+from dape.files import sha256_of
 from dape.tasks.recall.config import Task, TextConfig
 
 KEY_DIGITS = 5
@@ -69,7 +69,7 @@ class TextTask:
         """Of what defines the samples."""
         config = self.config
         facts = [self.task, 1, opening("NAME"), CLOSE, self.statements, config.samples, config.seed, corpus_hash]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        return sha256_of(json.dumps(facts))
 
     def samples(self, length: int, depth: float) -> list[Sample]:
         return [self.sample(length, depth, index) for index in range(self.config.samples)]

@@ -105,11 +105,6 @@ def load_adapter(model: nn.Module, folder: str | Path, *, freeze: bool = True) -
     return model
 
 
-def read_adapter(folder: Path) -> Adapter:
-    """What was saved there, without its tensors."""
-    return _adapter(read_facts(folder))
-
-
 def _adapter(facts: _File) -> Adapter:
     return Adapter(**{f.name: facts[f.name] for f in fields(Adapter)})
 

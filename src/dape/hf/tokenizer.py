@@ -46,7 +46,7 @@ def _open(folder: Path) -> Tokenizer:
     if not (folder / FILE).is_file():
         raise UsageError(
             f"{folder} has no {FILE}: save the tokenizer there too, tokenizer.save_pretrained(...), or name one with "
-            "--tokenizer"
+            "`tokenizer`"
         )
     content = read_json(folder / FILE)
     with reading(folder / FILE, "is no tokenizer of the library"):

@@ -35,7 +35,7 @@ class Tuning:
     def check(self) -> None:
         self.schedule().check()
         if self.length < 2:
-            raise UsageError(f"--length must be at least 2, got {self.length}")
+            raise UsageError(f"`length` must be at least 2, got {self.length}")
 
     def schedule(self) -> TrainConfig:
         return TrainConfig(
@@ -96,7 +96,7 @@ def _go_on_from_old(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         if saved.get(name) != value
     ]
     if changed:
-        raise UsageError(f"{folder} was begun with other settings: {'; '.join(changed)}; use another --out")
+        raise UsageError(f"{folder} was begun with other settings: {'; '.join(changed)}; use another `out`")
     path = folder / OLD_WEIGHTS
     with reading(path, "is damaged", _ADVICE), safe_open(path, framework="pt") as file, torch.no_grad():
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

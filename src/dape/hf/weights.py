@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dape.files import sha256
+from dape.files import sha256, sha256_of
 from dape.hf.attention import PLACE
 
 SAMPLES = 64
@@ -37,6 +37,6 @@ def folder_hashes(folder: Path) -> dict[str, str]:
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     lines = "\n".join(f"{path.name} {sha256(path)}" for path in weights)
     return {
-        "weights_hash": hashlib.sha256(lines.encode()).hexdigest(),
+        "weights_hash": sha256_of(lines),
         "config_hash": sha256(folder / "config.json"),
     }

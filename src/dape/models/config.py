@@ -1,11 +1,8 @@
 """The shape of a language model. No torch here: the command line reads it."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from dape.config.fields import KEY_VALUES
 from dape.errors import UsageError
 
 
@@ -17,11 +14,11 @@ class DecoderConfig:
     """Numbers per token in the residual stream."""
     heads: int = 8
     """Attention heads; width must be a multiple."""
-    vocabulary: Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress] = 257
-    """Number of token ids: no flag, the tokenizer of the data decides. 257 are bytes and the end of a document."""
+    vocabulary: int = 257
+    """Number of token ids; the tokenizer of the data decides. 257 are bytes and the end of a document."""
     encoding: str = "dape-kerple"
     """Positional encoding, a name from `dape list`."""
-    encoding_options: Annotated[dict[str, Any], KEY_VALUES] = field(default_factory=dict)
+    encoding_options: dict[str, Any] = field(default_factory=dict)
     """Options of the encoding, such as hidden=16 variant=concat."""
     train_length: int = 64
     """Tokens per training sequence."""
@@ -34,6 +31,6 @@ class DecoderConfig:
         """Refuse sizes that cannot be meant; what an encoding thinks of its options shows when the model is built."""
         for name in ("layers", "width", "heads", "vocabulary", "train_length"):
             if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+                raise UsageError(f"`{name}` must be at least 1, got {getattr(self, name)}")
         if self.width % self.heads:
-            raise UsageError(f"--width {self.width} cannot be divided into --heads {self.heads} of equal width")
+            raise UsageError(f"`width` {self.width} cannot be divided into `heads` {self.heads} of equal width")

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import os
 import platform
 import shutil
@@ -15,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dape.files import cache_folder, replacing, sha256
+from dape.files import cache_folder, replacing, sha256, sha256_of
 
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fopenmp"),
@@ -134,7 +133,7 @@ def _fingerprint(source: Path, compiler: str) -> str:
     """Of everything the library depends on: a cache may be shared by machines with other processors."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, **TEXT).stdout
     parts = (source.read_text(encoding="utf-8"), " ".join(FLAGS), compiler, version, platform.platform(), processor())
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return sha256_of("\0".join(parts))[:32]
 
 
 @functools.cache

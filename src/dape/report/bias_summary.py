@@ -66,7 +66,7 @@ def _about_f(facts: dict[str, Any]) -> list[str]:
 def _about_text(name: str, heads: Sequence[dict[str, Any]]) -> str:
     shares = [(head["input_dependence"], head) for head in heads if head["input_dependence"] is not None]
     if not shares:
-        return "Input dependence needs at least 2 windows: --samples 2."
+        return "Input dependence needs at least 2 windows."
     if all(share == 0 for share, _ in shares):
         return f"Input dependence: none. {name} is the same for every text."
     (low, least), (high, most) = (choose(shares, key=lambda pair: pair[0]) for choose in (min, max))

@@ -90,7 +90,7 @@ def not_learned(rows: Sequence[Row], plan: Recall, enough: float) -> list[str]:
     at_home = min(plan.config.lengths, key=lambda length: abs(length - plan.config.train_length))
     return [
         f"{row.run} has not learned the task: {100 * row.value:.0f}% at length {row.length}. What it does at greater "
-        f"lengths says nothing about its encoding; train with more --steps"
+        f"lengths says nothing about its encoding; train with more steps"
         for row in rows
         if row.length == at_home and row.value < enough and not {"depth", "pairs"} & set(row.extra)
     ]

@@ -40,7 +40,7 @@ def not_learned(rows: Sequence[Row]) -> list[str]:
     """A sentence for each model that cannot do the task even at its own length."""
     return [
         f"{row.run} has not learned the task: {100 * row.value:.0f}% at its own length, {row.length}. What treatments "
-        "do to it says nothing; train with more --base-steps."
+        "do to it says nothing; train the base for more steps."
         for row in rows
         if row.metric == "accuracy"
         and row.extra["treatment"] == BASE

@@ -1,7 +1,5 @@
 """Methods by lengths: as Markdown, for the terminal while rows still come in, as CSV and as LaTeX."""
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -237,53 +235,3 @@ def _styled(cell: Cell, text: str) -> "RenderableType":
     styled = Text(text, "bold green" if cell.best else "" if cell.mean else "dim")
     styled.stylize("not bold dim", len(cell.mean) if cell.mean else len(text))
     return styled
-
-
-# Files for other programs --------------------------------------------------------------------------------------------
-
-
-def csv_table(
-    rows: Iterable[Row], *, metric: str = "perplexity", methods: Sequence[str] = (), lengths: Sequence[int] = ()
-) -> str:
-    """One line per method and length, with all digits."""
-    results = arrange(rows, metric=metric, methods=methods, lengths=lengths)
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["method", "train_length", "length", "metric", "mean", "std", "low", "high", "seeds"])
-    for method in results.methods:
-        for length in results.lengths:
-            found = results.spread(method, length)
-            if found:
-                numbers = [found.mean, "" if found.std is None else found.std, found.low, found.high]
-                seeds = " ".join(map(str, sorted(results.at(method, length))))
-                writer.writerow([method, results.train_length, length, metric, *numbers, seeds])
-    return file.getvalue()
-
-
-def latex_table(
-    rows: Iterable[Row], *, metric: str = "perplexity", methods: Sequence[str] = (), lengths: Sequence[int] = ()
-) -> str:
-    """For the booktabs package. The footer goes above as a comment: a paper has its own caption."""
-    results = arrange(rows, metric=metric, methods=methods, lengths=lengths)
-    table = grid(results, metric)
-    header = ["method", *(f"{n}$^*$" if n == table.train_length else str(n) for n in table.lengths)]
-    body = [
-        " & ".join([method.replace("_", r"\_"), *map(_latex_cell, cells)]) + r" \\" for method, cells in table.lines
-    ]
-    notes = [footer(results, metric), *(f"{why}." for why in results.left_out), "* training length"]
-    lines = [
-        *(f"% {note}" for note in notes),
-        rf"\begin{{tabular}}{{l{'r' * len(table.lengths)}}}",
-        r"\toprule",
-        " & ".join(header) + r" \\",
-        r"\midrule",
-        *body,
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _latex_cell(cell: Cell) -> str:
-    text = _one_line(cell).replace("%", r"\%").replace(" ± ", r" $\pm$ ") or "--"
-    return rf"\textbf{{{text}}}" if cell.best else text

@@ -166,7 +166,9 @@ def find(path: Path) -> Path:
             return found[-1]
     if not path.exists():
         raise UsageError(f"{path}: there is no such checkpoint or run")
-    raise UsageError(f"{path}: holds no checkpoint; give the --out folder of `dape train`, or one of its checkpoints")
+    raise UsageError(
+        f"{path}: holds no checkpoint; give the folder of a run of `dape train`, or one of its checkpoints"
+    )
 
 
 def describe(checkpoint: Path) -> Description:
@@ -231,7 +233,7 @@ def check_continues(saved: Description, now: Description, where: Path) -> None:
     if changed := [change for old, new in pairs for change in changes(old, new)]:
         raise UsageError(
             f"{where} was made with other settings: {'; '.join(changed)}. A run goes on with its own settings only: "
-            "put them back, or start another run with another --out."
+            "put them back, or start another run with another `out`."
         )
 
 

@@ -56,24 +56,20 @@ class TrainConfig:
         """Refuse what cannot be meant."""
         for name in ("steps", "batch", "accumulate", "log_every", "keep"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{_flag(name)} must be at least 1, got {getattr(self, name)}")
+                raise UsageError(f"`{name}` must be at least 1, got {getattr(self, name)}")
         for name in ("lr", "eps"):
             if not 0 < getattr(self, name) < math.inf:
-                raise UsageError(f"{_flag(name)} must be a positive number, got {getattr(self, name)}")
+                raise UsageError(f"`{name}` must be a positive number, got {getattr(self, name)}")
         for name in ("weight_decay", "clip", "save_every", "save_seconds", "validate_every"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"{_flag(name)} must be 0 or more, got {getattr(self, name)}")
+                raise UsageError(f"`{name}` must be 0 or more, got {getattr(self, name)}")
         for name in ("final_lr_share", "warmup_share"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"{_flag(name)} must lie between 0 and 1, got {getattr(self, name)}")
+                raise UsageError(f"`{name}` must lie between 0 and 1, got {getattr(self, name)}")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"{_flag(name)} must be at least 0 and below 1, got {getattr(self, name)}")
+                raise UsageError(f"`{name}` must be at least 0 and below 1, got {getattr(self, name)}")
         if not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"--seed must lie between 0 and 2^63 - 1, got {self.seed}")
+            raise UsageError(f"`seed` must lie between 0 and 2^63 - 1, got {self.seed}")
         if self.batch % self.accumulate:
-            raise UsageError(f"--batch {self.batch} cannot be split into --accumulate {self.accumulate} equal parts")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+            raise UsageError(f"`batch` {self.batch} cannot be split into `accumulate` {self.accumulate} equal parts")

@@ -54,7 +54,7 @@ class RunConfig:
         if changed:
             raise UsageError(
                 f"{folder} was begun with other settings: {'; '.join(changed)}. "
-                "Leave those flags out to continue it, or start another run with another --out."
+                "Leave those out to continue it, or start another run with another `out`."
             )
 
 

@@ -194,11 +194,11 @@ class Trainer:
     def _advice(self) -> str:
         """What could help, without what is set already."""
         train = self.train
-        advice = [f"a lower --lr (now {train.lr:g})", f"a longer --warmup-share (now {train.warmup_share:g})"]
+        advice = [f"a lower `lr` (now {train.lr:g})", f"a longer `warmup_share` (now {train.warmup_share:g})"]
         if not 0 < train.clip <= 1:
-            advice.append(f"--clip 1 (now {train.clip:g})")
+            advice.append(f"`clip` 1 (now {train.clip:g})")
         if train.precision != "fp32":
-            advice.append(f"--precision {'bf16' if train.precision == 'fp16' else 'fp32'}")
+            advice.append(f"`precision` {'bf16' if train.precision == 'fp16' else 'fp32'}")
         return ", ".join(advice[:-1]) + " or " + advice[-1]
 
 

@@ -223,14 +223,19 @@ def test_the_sign_test():
 
 
 def test_scores_are_of_lengths_beyond_training_at_the_best_rate():
-    def tested(lr: float, length: int, value: float) -> Row:
-        made = row("m", 1, value)
-        extra = {"task": "even_pairs", "lr": lr}
-        return Row(**{**made.as_dict(), "run": f"r{lr}", "length": length, "metric": "accuracy", "extra": extra})
+    def tested(lr: float, length: int, value: float, metric: str = "accuracy", **extra: str) -> Row:
+        about = {"task": "even_pairs", "lr": lr, **extra}
+        made = {**row("m", 1, value).as_dict(), "run": f"r{lr}", "train_length": 40, "length": length}
+        return Row(**{**made, "metric": metric, "extra": about})
 
     rows = [tested(1e-3, 40, 0.9), tested(1e-3, 41, 0.6), tested(1e-3, 500, 0.8), tested(1e-4, 40, 0.5)]
     rows += [tested(1e-4, 41, 1.0), tested(1e-4, 500, 1.0)]
     assert che_scores(rows) == {("even_pairs", "m"): pytest.approx(0.7)}
+    losses = [tested(1e-3, 40, 0.5, "nll"), tested(1e-4, 40, 0.3, "nll")]
+    tied = [*rows[:3], tested(1e-4, 40, 0.9), *rows[4:], *losses]
+    assert che_scores(tied) == {("even_pairs", "m"): 1.0}, "equally right: the smaller loss"
+    same = [tested(1e-3, n, value, compat="deepmind") for n, value in ((40, 0.9), (41, 0.6), (500, 0.8))]
+    assert che_scores(same) == {("even_pairs", "m"): 0.8}, "DeepMind's program leaves out length 41"
 
 
 def test_times():

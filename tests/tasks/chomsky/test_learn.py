@@ -102,7 +102,7 @@ def test_diverging_training_says_so(tmp_path):
     trainer = ChomskyTrainer(tmp_path, TINY, subject(), CPU)
     with torch.no_grad():
         trainer.model.head.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match=r"the loss is nan.*a lower --lr \(now 0\.001\)"):
+    with pytest.raises(ValueError, match=r"the loss is nan.*a lower `lr` \(now 0\.001\)"):
         trainer.run(stop=lambda: False)
 
 

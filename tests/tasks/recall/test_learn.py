@@ -86,7 +86,7 @@ def test_only_answers_count(trainer_in, monkeypatch):
 def test_a_loss_that_is_not_a_number_stops_the_run(trainer_in):
     trainer = trainer_in()
     torch.nn.init.constant_(trainer.model.head.weight, float("nan"))
-    with pytest.raises(ValueError, match="--lr"):
+    with pytest.raises(ValueError, match="`lr`"):
         trainer.take_step()
 
 

@@ -1,10 +1,10 @@
 """Every claim of an experiment, put to the paper's own numbers and to ours. No torch here."""
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dape.evaluation.chomsky_scores import summarise_all
 from dape.experiments.reproduce.catalogue import PaperExperiment
 from dape.experiments.reproduce.claims import Claim, claims_of
 from dape.experiments.reproduce.evidence import Evidence
@@ -20,10 +20,7 @@ from dape.experiments.reproduce.verdicts import (
 )
 from dape.results.paper import PUBLISHED, Published, load
 from dape.results.records import Row
-from dape.results.statistics import latest
 
-CHE_LENGTHS = range(41, 501)
-"""Beyond training: over these a task is scored."""
 DEPENDS = 0.01
 """Share of f's variance that must lie between samples before a head counts as depending on the input."""
 
@@ -72,25 +69,14 @@ def judge(
 
 
 def che_scores(rows: Iterable[Row]) -> dict[tuple[str, str], float]:
-    """By task and method, the mean over lengths beyond training and over seeds, at the rate that is best within it."""
-    found: dict[tuple[str, str], dict[float, list[Row]]] = {}
-    for row in latest(rows):
-        if row.metric == "accuracy" and "task" in row.extra:
-            found.setdefault((row.extra["task"], row.method), {}).setdefault(row.extra.get("lr", 0.0), []).append(row)
-    return {key: _score(_best_rate(by_rate)) for key, by_rate in found.items()}
-
-
-def _best_rate(by_rate: Mapping[float, list[Row]]) -> list[Row]:
-    def familiar(rows: list[Row]) -> float:
-        values = [row.value for row in rows if row.length not in CHE_LENGTHS]
-        return statistics.fmean(values) if values else 0.0
-
-    return max(by_rate.values(), key=familiar)
-
-
-def _score(rows: Sequence[Row]) -> float:
-    """The paper prints the mean, which has no length."""
-    return statistics.fmean(row.value for row in rows if row.length in CHE_LENGTHS or row.protocol == PUBLISHED)
+    """By task and method, what the paper prints, or ours as `dape che` scores it."""
+    of_tasks = [row for row in rows if row.metric in ("accuracy", "nll") and "task" in row.extra]
+    printed = {(row.extra["task"], row.method): row.value for row in of_tasks if row.protocol == PUBLISHED}
+    measured = [row for row in of_tasks if "lr" in row.extra]
+    if not measured:
+        return printed
+    _, cells = summarise_all(measured, measured[0].train_length)
+    return printed | {(cell.task, cell.method): cell.mean for cell in cells}
 
 
 def milliseconds(rows: Iterable[Row]) -> dict[tuple[str, str], float]:

@@ -1,11 +1,11 @@
 """Multiple-choice questions from a file of JSON Lines. Neither torch nor lm-eval here."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dape.errors import UsageError
+from dape.files import sha256_of
 from dape.reading import parse_json
 
 EXAMPLE = '{"question": "The sky is", "choices": ["blue", "made of tin"], "answer": 0}'
@@ -24,13 +24,13 @@ def read_questions(path: Path) -> Questions:
         content = path.read_bytes()
         lines = content.decode("utf-8").split("\n")
     except OSError as error:
-        raise UsageError(f"--choices {path}: {error.strerror}") from error
+        raise UsageError(f"`choices` {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"--choices {path}: is not UTF-8 text ({error})") from error
+        raise UsageError(f"`choices` {path}: is not UTF-8 text ({error})") from error
     items = [_item(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not items:
-        raise UsageError(f"--choices {path}: holds no questions; one per line: {EXAMPLE}")
-    return Questions(path.stem, items, hashlib.sha256(content).hexdigest())
+        raise UsageError(f"`choices` {path}: holds no questions; one per line: {EXAMPLE}")
+    return Questions(path.stem, items, sha256_of(content))
 
 
 def _item(line: str, where: str) -> dict[str, Any]:

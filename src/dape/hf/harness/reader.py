@@ -55,7 +55,7 @@ class Reader(_Backend):
             if len(continuation) > self.max_length:
                 raise ValueError(
                     f"{name}: {len(continuation)} tokens are to be scored at once, more than the window of "
-                    f"{self.max_length}; give greater --lengths"
+                    f"{self.max_length}; give greater `lengths`"
                 )
             self.scored[name] += len(continuation)
             self.cut[name] += len(context) + len(continuation) > self.max_length + 1

@@ -70,7 +70,7 @@ def _put_in(model: Any, adapter: Path) -> None:
         try:
             load_adapter(model, adapter)
         except (ValueError, TypeError, OSError) as error:
-            raise UsageError(f"--adapter {adapter}: {error}") from error
+            raise UsageError(f"`adapter` {adapter}: {error}") from error
     for each in told:
         print(f"dape: warning: {each.message}", file=sys.stderr)
 

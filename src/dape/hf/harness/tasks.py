@@ -153,7 +153,7 @@ def _perplexity(nll: Sequence[float]) -> float:
 def last_k_task(corpus: Corpus, length: int, *, k: int, windows: int, reach: int | None = None) -> Selected:
     """The windows of ``dape eval``: every length scores the same tokens."""
     if length < k:
-        raise UsageError(f"length {length} is shorter than the {k} tokens to score; a smaller --last-k is possible")
+        raise UsageError(f"length {length} is shorter than the {k} tokens to score; a smaller `last_k` is possible")
     config = with_reach(EvalConfig(lengths=(length,), last_k=k, windows=windows, reach=reach), corpus.validation)
     ends = ends_of(corpus.validation, config)
     name = f"{corpus.name}-last{k}"
@@ -208,7 +208,7 @@ def _matches(manager: TaskManager, name: str) -> list[str]:
         near = difflib.get_close_matches(name, manager.all_tasks, 3)
         advice = f" Did you mean {' or '.join(near)}?" if near else ""
         raise UsageError(
-            f"--tasks {name}: neither a task of lm-eval, nor of the folder --include, nor a YAML file.{advice}"
+            f"`tasks` {name}: neither a task of lm-eval, nor of the folder `include`, nor a YAML file.{advice}"
         )
     return matches
 
@@ -223,9 +223,9 @@ def _load(manager: TaskManager, name: str) -> Selected:
                 digest.update(json.dumps(doc, sort_keys=True, default=str).encode())
     except Exception as error:  # data sets are loaded by many libraries, each with errors of its own
         if not isinstance(error, OSError):  # a connection, a file or a data set that is not there
-            raise UsageError(f"--tasks {name}: cannot be loaded ({_first_line(error)})") from error
+            raise UsageError(f"`tasks` {name}: cannot be loaded ({_first_line(error)})") from error
         raise UsageError(
-            f"--tasks {name}: its data is not on this machine, and nothing is downloaded ({_first_line(error)})"
+            f"`tasks` {name}: its data is not on this machine, and nothing is downloaded ({_first_line(error)})"
         ) from error
     return Selected(tasks, dict(loaded.get("groups", {})), digest.hexdigest())
 

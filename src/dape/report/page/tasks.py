@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dape.evaluation.chomsky_scores import Cell as Score
-from dape.evaluation.chomsky_scores import summarise
+from dape.evaluation.chomsky_scores import summarise_all
 from dape.report.chomsky import LEARNED
 from dape.report.page.blocks import (
     NOTHING,
@@ -42,11 +42,10 @@ def task_block(panel: Panel, published: Sequence[Published]) -> Block:
     rows = [row for row in panel.rows if row.metric in ("accuracy", "nll") and "lr" in row.extra]
     tasks = _tasks({str(row.extra["task"]) for row in rows})
     labels = in_order(row.method for row in rows)
-    config = CheConfig(train_length=panel.train_length, lengths=tuple(sorted({row.length for row in rows})))
-    rates = sorted({row.extra["lr"] for row in rows})
+    config, cells = summarise_all(rows, panel.train_length)
     if not config.scored_lengths or not config.familiar_lengths:
         return Block(_titled(panel), caveats=["Lengths within and beyond training are needed, and there are not both."])
-    scores = summarise(rows, config, tasks=tasks, methods=labels, rates=rates)
+    scores = sorted(cells, key=lambda cell: (tasks.index(cell.task), labels.index(cell.method)))
     paper = {(row.dataset, row.method): row.value / 100 for row in published if row.metric == "accuracy_percent"}
     return Block(
         title=_titled(panel),

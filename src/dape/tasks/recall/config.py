@@ -28,13 +28,13 @@ class TextConfig:
 
     def check(self) -> None:
         if not self.tasks:
-            raise UsageError("--tasks needs at least one task: recall, passkey")
+            raise UsageError("`tasks` needs at least one task: recall, passkey")
         check_places(self.lengths, self.depths)
         check_counts(self, "samples", "pairs")
         if self.seed < 0:
-            raise UsageError(f"--seed must be 0 or more, got {self.seed}")
+            raise UsageError(f"`seed` must be 0 or more, got {self.seed}")
         if self.pairs > MOST_WORD_PAIRS:
-            raise UsageError(f"--pairs may be at most {MOST_WORD_PAIRS} in text, got {self.pairs}")
+            raise UsageError(f"`pairs` may be at most {MOST_WORD_PAIRS} in text, got {self.pairs}")
 
 
 MOST_WORD_PAIRS = 15
@@ -76,22 +76,22 @@ class RecallConfig:
         names = ("samples", "layers", "width", "heads", "steps", "batch")
         check_counts(self, *names)
         if not 0 < self.lr < 1:
-            raise UsageError(f"--lr must be between 0 and 1, got {self.lr}")
+            raise UsageError(f"`lr` must be between 0 and 1, got {self.lr}")
         if not 2 <= self.pairs <= self.keys or not all(1 <= pairs <= self.keys for pairs in self.test_pairs):
             raise UsageError(
-                f"--pairs must be 2 to {self.keys} and --test-pairs 1 to {self.keys}, as there are {self.keys} keys; "
+                f"`pairs` must be 2 to {self.keys} and `test_pairs` 1 to {self.keys}, as there are {self.keys} keys; "
                 f"got {self.pairs} and {', '.join(map(str, self.test_pairs))}"
             )
         if self.train_length < SHORTEST or self.train_length < 5 * self.pairs:
             raise UsageError(
-                f"--train-length {self.train_length} is too short for {self.pairs} pairs and their questions; "
+                f"`train_length` {self.train_length} is too short for {self.pairs} pairs and their questions; "
                 f"it must be at least {max(SHORTEST, 5 * self.pairs)}"
             )
         self._check_tests()
 
     def _check_tests(self) -> None:
         if len(self.depths) > self.pairs:
-            raise UsageError(f"{len(self.depths)} --depths need as many --pairs at least, got {self.pairs}")
+            raise UsageError(f"{len(self.depths)} `depths` need as many `pairs` at least, got {self.pairs}")
         shortest = shortest_test(self.pairs)
         if min(self.lengths) < shortest:
             raise UsageError(
@@ -100,7 +100,7 @@ class RecallConfig:
             )
         places = depth_places(self.depths, min(self.lengths) + 1 - 2 * self.pairs)
         if any(after - before < 2 for before, after in pairwise(places)):
-            raise UsageError(f"--depths are too close to each other for pairs in length {min(self.lengths)}")
+            raise UsageError(f"`depths` are too close to each other for pairs in length {min(self.lengths)}")
 
 
 SHORTEST = 8
@@ -119,21 +119,21 @@ def depth_places(depths: Sequence[float], context: int) -> list[int]:
 
 def check_places(lengths: Sequence[int], depths: Sequence[float]) -> None:
     if not lengths or not depths:
-        raise UsageError(f"--{'depths' if lengths else 'lengths'} needs at least one value")
+        raise UsageError(f"`{'depths' if lengths else 'lengths'}` needs at least one value")
     if min(lengths) < 1:
-        raise UsageError(f"--lengths must be positive, got {min(lengths)}")
+        raise UsageError(f"`lengths` must be positive, got {min(lengths)}")
     wrong = [depth for depth in depths if not 0 <= depth <= 1]
     if wrong:
-        raise UsageError(f"--depths must lie between 0 (the beginning) and 1 (the end), got {wrong[0]:g}")
+        raise UsageError(f"`depths` must lie between 0 (the beginning) and 1 (the end), got {wrong[0]:g}")
     for name, values in (("lengths", lengths), ("depths", depths)):
         if len(set(values)) < len(values):
-            raise UsageError(f"--{name} has a value twice")
+            raise UsageError(f"`{name}` has a value twice")
 
 
 def check_counts(config: object, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(config, name)}")
+            raise UsageError(f"`{name}` must be at least 1, got {getattr(config, name)}")
 
 
 def doublings(length: int) -> tuple[int, ...]:

@@ -7,13 +7,13 @@ A value after a key of the questions is an answer: it follows from the context a
 answers are scored. Noise, keys and values are different tokens. Everything here is a function of its arguments.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from dape.files import sha256_of
 from dape.tasks.recall.config import SHORTEST, RecallConfig, depth_places, shortest_test
 
 TRAIN, TEST = 0, 1
@@ -131,7 +131,7 @@ def _places(generator: np.random.Generator, context: int, pairs: int, fixed: Seq
 def data_hash(config: RecallConfig) -> str:
     """Of what defines the test sequences."""
     names = ("keys", "samples", "depths")
-    return hashlib.sha256(json.dumps(["mqar", 1, *(getattr(config, name) for name in names)]).encode()).hexdigest()
+    return sha256_of(json.dumps(["mqar", 1, *(getattr(config, name) for name in names)]))
 
 
 def tokens_name(config: RecallConfig) -> str:
