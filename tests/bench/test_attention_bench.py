@@ -178,7 +178,7 @@ def test_no_hidden_unit_is_near_its_kink_where_the_listing_is_judged_in_half_pre
 def test_the_size_of_half_precision_is_known():
     sizes = {"encoding": "dape-kerple", "batch": 1, "heads": 12, "hidden": 32, "length": 512}
     half, single = (dense_bytes("appendix", "forward", **sizes, dtype=dtype) for dtype in ("float16", "float32"))
-    assert 2 * half == single
+    assert half and single == 2 * half
 
 
 def test_the_compiled_kernel_is_left_out_where_it_cannot_run(tmp_path, capsys):
