@@ -11,10 +11,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from dape.bench import attention, cases, listing, measure, memory, records
-from dape.bench.attention import AttentionBench, run
+from dape.bench import attention, cases, listing, memory, runner
+from dape.bench.attention import AttentionBench, run, table_of
 from dape.bench.estimate import dense_bytes
-from dape.bench.timing import interleaved
+from dape.bench.options import fields_for
+from dape.bench.records import Record, Results
+from dape.bench.runner import interleaved
+from dape.cli.bench import bench_attention
 from dape.errors import UsageError
 from dape.report.bench import bench_figure
 
@@ -24,8 +27,29 @@ TINY = {"lengths": (9,), "heads": 2, "head_dim": 4, "hidden": 8, "repeats": 2, "
 def report_of(tmp_path: Path, **options) -> dict:
     """The JSON that a tiny benchmark writes."""
     path = tmp_path / "bench.json"
-    assert run(AttentionBench(**{**TINY, **options, "json": path})) == 0
+    assert bench_attention(AttentionBench(**{**TINY, **options, "json": path})) == 0
     return json.loads(path.read_text())
+
+
+def shape_of(**options) -> cases.Shape:
+    return fields_for(cases.Shape, AttentionBench(**options))
+
+
+SETTINGS = {"encoding": "dape-kerple", "batch": 1, "heads": 2, "head_dim": 4, "hidden": 8, "dtype": "float32"}
+SETTINGS |= {"causal": True, "threads": 1, "device": "cpu", "complete": True}
+
+
+def record(**changes) -> Record:
+    values = {
+        "impl": "blocked",
+        "encoding": "e",
+        "length": 8,
+        "pass": "forward",
+        "ms": 1.0,
+        "peak_mb": None,
+        "note": "",
+    }
+    return {**values, **changes}
 
 
 # Timing --------------------------------------------------------------------------------------------------------------
@@ -94,7 +118,7 @@ def test_failures_of_the_child_are_told(child_module):
         memory.peak_extra_mb(f"{child_module}:die")
 
 
-def needed(impl: str, pass_: records.Pass, length: int) -> float:
+def needed(impl: str, pass_: str, length: int) -> float:
     """The estimate at the default shape; 0 where there is none."""
     default = {"encoding": "dape-kerple", "batch": 1, "heads": 12, "hidden": 32, "dtype": "float32"}
     return dense_bytes(impl, pass_, **default, length=length) or 0.0
@@ -108,7 +132,7 @@ def test_estimate_at_8192_tokens():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="calibrated on Linux")
 def test_estimate_is_near_what_is_measured():
-    shape = attention._shape(AttentionBench(head_dim=8))
+    shape = shape_of(head_dim=8)
     measured = cases.measure_mb(shape, "appendix", 768, "forward", threads=1)
     assert measured == pytest.approx(needed("appendix", "forward", 768) / memory.MB, rel=0.35)
 
@@ -120,12 +144,41 @@ def test_estimate_is_near_what_is_measured():
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_every_implementation_agrees_with_the_reference(causal, dtype):
     config = AttentionBench(**{**TINY, "causal": causal, "dtype": dtype, "heads": 3})
-    shape = attention._shape(config)
+    shape = fields_for(cases.Shape, config)
     for impl in (*config.impls, "auto"):
         if cases.why_not(impl, shape):
             continue
         assert cases.disagreements(shape, impl, config.passes) == []
         assert cases.disagreements(shape, impl, ("forward",)) == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_listings_agree_in_half_precision_at_the_default_shape(dtype):
+    """Where hidden units of f round to the other side of 0, gradients of q and k are off by a hundredth."""
+    shape = shape_of(dtype=dtype, seed=0)
+    for impl in ("appendix", "static"):
+        assert cases.disagreements(shape, impl, ("forward", "forward_backward")) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_listing_without_slope_is_found_in_every_precision(dtype, monkeypatch):
+    monkeypatch.setattr(listing, "LEAKY_SLOPE", 0.0)
+    wrong = cases.disagreements(shape_of(**TINY, dtype=dtype), "appendix", ("forward", "forward_backward"))
+    assert any("gradient of f.first.bias is off" in words for words in wrong)
+
+
+def test_no_hidden_unit_is_near_its_kink_where_the_listing_is_judged_in_half_precision():
+    inputs = cases._away_from_kinks(cases.make_inputs(shape_of(**TINY, dtype="float16"), 23))
+    q, k, pe = inputs.q.float(), inputs.k.float(), inputs.pe
+    with torch.no_grad():
+        z = listing.hidden_units(listing.scaled_scores(q, k), listing.bias(pe, q, causal=True), pe)
+    assert z.abs().min() > 0.1 * z.abs().max() and {True, False} == set((z > 0).flatten().tolist())
+
+
+def test_the_size_of_half_precision_is_known():
+    sizes = {"encoding": "dape-kerple", "batch": 1, "heads": 12, "hidden": 32, "length": 512}
+    half, single = (dense_bytes("appendix", "forward", **sizes, dtype=dtype) for dtype in ("float16", "float32"))
+    assert half and single == 2 * half
 
 
 def test_the_compiled_kernel_is_left_out_where_it_cannot_run(tmp_path, capsys):
@@ -166,7 +219,7 @@ def test_not_a_number_is_an_error(monkeypatch):
 
 
 def test_inputs_repeat_and_leave_the_random_state_alone():
-    shape = attention._shape(AttentionBench(**TINY))
+    shape = shape_of(**TINY)
     before = torch.get_rng_state()
     first, second = cases.make_inputs(shape, 9), cases.make_inputs(shape, 9)
     assert torch.equal(torch.get_rng_state(), before)
@@ -194,20 +247,22 @@ def test_json_holds_every_row_and_its_circumstances(tmp_path, capsys):
 
 def test_the_figure_has_a_line_for_each_implementation(tmp_path):
     rows = [
-        records.Row(impl=impl, encoding="x", length=length, pass_="forward", ms=ms, peak_mb=mb)
+        record(impl=impl, length=length, ms=ms, peak_mb=mb)
         for impl, length, ms, mb in (("fused", 8, 1.0, 2.0), ("fused", 16, 4.0, 4.0), ("sdpa", 8, 3.0, None))
     ]
-    time, size = bench_figure(rows, "facts").axes
+    time, size = bench_figure(Results(SETTINGS, rows)).axes
     assert [list(line.get_ydata()) for line in time.lines if len(line.get_xdata())] == [[1.0, 4.0], [3.0]]
     assert [list(line.get_ydata()) for line in size.lines] == [[2.0, 4.0]]
     assert report_of(tmp_path, figure=tmp_path / "f.png")["config"]["figure"] == str(tmp_path / "f.png")
     assert (tmp_path / "f.png").stat().st_size > 10_000
+    with pytest.raises(ValueError, match="figure and draw come together"):
+        run(AttentionBench(**TINY, figure=tmp_path / "g.png"))
 
 
 def test_what_does_not_fit_is_named_but_not_run(tmp_path, monkeypatch, capsys):
     started = []
-    real = measure.make_call
-    monkeypatch.setattr(measure, "make_call", lambda impl, *rest: started.append(impl) or real(impl, *rest))
+    real = cases.make_call
+    monkeypatch.setattr(cases, "make_call", lambda impl, *rest: started.append(impl) or real(impl, *rest))
     rows = report_of(tmp_path, memory_limit_gb=1e-9, memory=True, impls=("appendix", "static"))["rows"]
     assert started == []
     for row in rows:
@@ -218,19 +273,19 @@ def test_what_does_not_fit_is_named_but_not_run(tmp_path, monkeypatch, capsys):
 
 def test_ratios_compare_within_length_and_pass():
     times = {"blocked": 3.0, "sdpa": 1.0, "appendix": 18.0}
-    rows = [records.Row(impl=i, encoding="e", length=8, pass_="forward", ms=ms) for i, ms in times.items()]
-    rows.append(records.Row(impl="blocked", encoding="e", length=16, pass_="forward", ms=5.0, note="alone"))
-    columns = {str(c.header): list(c.cells) for c in records.make_table(rows, "").columns}
+    rows = [record(impl=i, ms=ms) for i, ms in times.items()]
+    rows.append(record(length=16, ms=5.0, note="alone"))
+    columns = {str(c.header): list(c.cells) for c in table_of(Results(SETTINGS, rows)).columns}
     assert columns["vs sdpa"] == ["3.00x", "1.00x", "18.00x", "-"]
     assert columns["speed-up"] == ["6.00x", "18.00x", "1.00x", "-"]
     assert columns["note"][-1] == "alone"
 
 
 def test_a_table_without_notes_fits_a_terminal():
-    row = records.Row(impl="reference", encoding="e", length=16384, pass_="forward_backward", ms=123456, peak_mb=12345)
+    row = record(**{"impl": "reference", "length": 16384, "pass": "forward_backward", "ms": 123456, "peak_mb": 12345})
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(records.make_table([row], ""))
+        console.print(table_of(Results(SETTINGS, [row])))
     assert "forward+backward" in captured.get() and "reference" in captured.get() and "123456" in captured.get()
 
 
@@ -247,12 +302,12 @@ def test_encodings_without_f_or_with_drawn_positions(tmp_path, encoding):
 
 
 def test_interruption_reports_what_was_finished(tmp_path, monkeypatch, capsys):
-    def interrupted(calls, repeats):
+    def interrupted(calls, repeats, warm_up):
         for name in calls:
             yield name, 0.002
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure, "interleaved", interrupted)
+    monkeypatch.setattr(runner, "interleaved", interrupted)
     path = tmp_path / "bench.json"
     assert run(AttentionBench(**TINY, json=path)) == 130
     report = json.loads(path.read_text())
@@ -266,7 +321,7 @@ def test_memory_that_cannot_be_measured_is_a_note(tmp_path, monkeypatch):
     def fail(*_):
         raise memory.MeasurementError("killed by signal 9 (out of memory?)")
 
-    monkeypatch.setattr(measure, "measure_mb", fail)
+    monkeypatch.setattr(cases, "measure_mb", fail)
     row = report_of(tmp_path, memory=True)["rows"][0]
     assert row["ms"] > 0 and row["peak_mb"] is None
     assert row["note"] == "memory not measured: killed by signal 9 (out of memory?)"
@@ -279,9 +334,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     path = tmp_path / "bench.json"
     path.write_text("old")
     with pytest.raises(TypeError):
-        records.write_json(path, {"not json": object()}, [])
+        Results({"not json": object()}, []).write(path)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-    records.write_json(path, {}, [])
+    Results({}, []).write(path)
     assert json.loads(path.read_text()) == {"config": {}, "rows": []}
     assert list(tmp_path.iterdir()) == [path]
     assert stat.S_IMODE(path.stat().st_mode) & 0o400
@@ -290,7 +345,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
 def test_a_link_is_followed(tmp_path):
     (tmp_path / "real.json").write_text("old")
     (tmp_path / "link.json").symlink_to("real.json")
-    records.write_json(tmp_path / "link.json", {}, [])
+    Results({}, []).write(tmp_path / "link.json")
     assert (tmp_path / "link.json").is_symlink()
     assert json.loads((tmp_path / "real.json").read_text())["rows"] == []
 
@@ -324,18 +379,18 @@ def test_a_link_is_followed(tmp_path):
     ],
 )
 def test_bad_input_is_refused_before_any_work(options, message, monkeypatch):
-    monkeypatch.setattr(attention, "_verified", lambda *_: pytest.fail("work was started"))
+    monkeypatch.setattr(cases, "disagreements", lambda *_: pytest.fail("work was started"))
     config = AttentionBench(**TINY)
     for name, value in options.items():
         object.__setattr__(config, name, value)  # past the type checks that tests may run with
     with pytest.raises(UsageError, match=message):
-        run(config)
+        bench_attention(config)
 
 
 def test_quick_keeps_the_short_lengths():
-    quick = attention._shortened(AttentionBench(lengths=(64, 512, 2048)))
+    quick = attention.checked(AttentionBench(lengths=(64, 512, 2048), quick=True))
     assert (quick.lengths, quick.repeats) == ((64, 512), 3)
-    assert attention._shortened(AttentionBench(lengths=(4096,), repeats=1)).lengths == (512,)
+    assert attention.checked(AttentionBench(lengths=(4096,), repeats=1, quick=True)).lengths == (512,)
 
 
 def test_threads_are_restored(tmp_path):

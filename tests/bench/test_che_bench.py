@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from dape.bench import che
-from dape.bench.che import CheBench, cases, checked, make_table, measure_case, run
+from dape.bench.che import CheBench, cases, checked, measure_case, run
+from dape.bench.records import Results
 from dape.cli import main
 from dape.errors import UsageError
 
@@ -27,11 +28,13 @@ def test_rows_and_file(tmp_path, capsys):
 
 def test_numbers_belong_together():
     row = measure_case(CheBench(**TINY), "duplicate_string", 5, "alibi")
-    assert row.tokens == 15
-    assert row.samples_per_second == pytest.approx(4e3 / row.draw_ms)
-    assert row.steps_per_second == pytest.approx(1e3 / (row.draw_ms + row.step_ms))
-    assert row.draw_share == pytest.approx(row.draw_ms / (row.draw_ms + row.step_ms))
-    assert "15" in [cell for column in make_table([row], "").columns for cell in column.cells]
+    assert row["tokens"] == 15
+    assert row["samples_per_second"] == pytest.approx(4e3 / row["draw_ms"])
+    assert row["steps_per_second"] == pytest.approx(1e3 / (row["draw_ms"] + row["step_ms"]))
+    assert row["draw_share"] == pytest.approx(row["draw_ms"] / (row["draw_ms"] + row["step_ms"]))
+    settings = {"batch": 4, "layers": 1, "width": 16, "heads": 2, "threads": 1}
+    (table,) = che.tables(Results(settings, [row]))
+    assert "15" in [cell for column in table.columns for cell in column.cells]
 
 
 def test_every_task_is_measured_by_default():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dape.bench import decode
+from dape.bench import decode, runner
 from dape.bench.decode import DecodeBench
 from dape.errors import UsageError
 
@@ -59,15 +59,16 @@ def test_refused(options, message):
 
 
 def test_interruption_keeps_what_was_finished(tmp_path, monkeypatch, capsys):
-    real, lengths = decode._measure, []
+    real, calls = runner.interleaved, []
 
-    def measure(config, length, progress):
-        lengths.append(length)
-        if len(lengths) == 2:
-            raise KeyboardInterrupt
-        return real(config, length, progress)
+    def interrupted(*args, **options):
+        for sample in real(*args, **options):
+            calls.append(sample)
+            if len(calls) == 7:  # within the second length, two calls of two rounds
+                raise KeyboardInterrupt
+            yield sample
 
-    monkeypatch.setattr(decode, "_measure", measure)
+    monkeypatch.setattr(runner, "interleaved", interrupted)
     path = tmp_path / "decode.json"
     assert decode.run(DecodeBench(**TINY, encodings=("rope",), json=path)) == 130
     report = json.loads(path.read_text())

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dape.bench import kernels
+from dape.bench import kernels, options
 from dape.bench.kernels import KernelsBench, run
 from dape.cli import main
 from dape.errors import UsageError
@@ -22,7 +22,7 @@ def compiler(monkeypatch) -> list[list[str]]:
     """Stands for the child process; what it was asked."""
     asked: list[list[str]] = []
     monkeypatch.setitem(sys.modules, "triton", kernels)
-    monkeypatch.setattr(kernels, "machine", dict)  # it asks other programs
+    monkeypatch.setattr(options, "machine", dict)  # it asks other programs
 
     def child(command, **_):
         asked.append(command)
@@ -41,7 +41,8 @@ def test_a_row_for_every_kernel(compiler, tmp_path, capsys):
         "target": "sm_80", "kernel": "keys", "bias": "cells", "parts": "k, v", "shared_kb": 68.4, "registers": 255,
         "spilled": 12, "fits": True,
     }  # fmt: skip
-    assert "compiled and not run: 8 heads of 64" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "compiled and not run: 8 heads of 64" in shown.out and "compiling for sm_90\n" in shown.err
 
 
 def test_what_cannot_be_launched_is_a_failure(compiler, capsys):

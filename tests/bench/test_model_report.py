@@ -8,7 +8,8 @@ from tests.bench.model_samples import GROUP, SAMPLES, TINY, report_of
 
 from dape.bench import model
 from dape.bench.model import ModelBench, measure
-from dape.bench.model_records import ModelResult, make_rows, make_table, rows
+from dape.bench.model_records import make_records, rows, table_of
+from dape.bench.records import Results
 from dape.models.config import DecoderConfig
 from dape.results.records import Row
 
@@ -53,13 +54,13 @@ def test_rows_of_the_one_type():
     result = measure(ModelBench(**TINY, precision="bf16", seed=3), told.append)
     found = rows(result)
     times = [row for row in found if row.metric == "milliseconds"]
-    assert len(times) == len(result.rows) == 18 and {row.metric for row in found} == {
+    assert len(times) == len(result.records) == 18 and {row.metric for row in found} == {
         "milliseconds",
         "time_ratio_to_dape_kerple",
         "time_ratio_to_base",
     }
-    last, row = times[-1], result.rows[-1]
-    assert (last.method, last.value, last.seed, last.length) == ("dape-kerple", row.ms.median, 3, 9)
+    last, row = times[-1], result.records[-1]
+    assert (last.method, last.value, last.seed, last.length) == ("dape-kerple", row["ms"], 3, 9)
     assert last.extra["model"] == "tiny" and last.extra["layers"] == 4 and last.extra["layers_measured"] == [1, 2]
     assert (last.extra["extrapolated"], last.extra["pass"], last.extra["dtype"]) == (True, "step", "bfloat16")
     assert {"threads", "device", "torch", "cpu", "commit", "date", "q1", "q3"} <= set(last.extra)
@@ -70,10 +71,8 @@ def test_rows_of_the_one_type():
 
 
 def test_ratio_rows_have_the_ratio():
-    result = ModelResult(
-        rows=tuple(make_rows(SAMPLES, GROUP)),
-        skipped=(),
-        complete=True,
+    result = Results(
+        records=make_records(GROUP, SAMPLES),
         settings={**dict.fromkeys(("dtype", "threads", "device", "torch", "cpu", "cores", "platform")), "batch": 1}
         | {"seed": 0, "python": "", "commit": "", "date": ""},
     )
@@ -88,12 +87,12 @@ def test_ratio_rows_have_the_ratio():
 def shown(found, width: int = 120) -> list[str]:
     console = Console(width=width)
     with console.capture() as captured:
-        console.print(make_table(found, ""))
+        console.print(table_of(found, ""))
     return captured.get().splitlines()
 
 
 def test_table_marks_what_is_extrapolated():
-    text = shown(make_rows(SAMPLES, GROUP))
+    text = shown(make_records(GROUP, SAMPLES))
     (line,) = [line for line in text if " dape-kerple " in line and "step" in line]
     assert line.split() == [
         *("step", "dape-kerple", "1000", "2500", "~35500", "(162625)"),
@@ -106,20 +105,22 @@ def test_table_marks_what_is_extrapolated():
 
 def test_table_without_extrapolation_marks_nothing():
     (line,) = [
-        line for line in shown(make_rows(SAMPLES, replace(GROUP, layers=2))) if "dape-kerple" in line and "step" in line
+        line
+        for line in shown(make_records(replace(GROUP, layers=2), SAMPLES))
+        if "dape-kerple" in line and "step" in line
     ]
     assert line.split() == ["step", "dape-kerple", "1000", "2500", "1.00", "(0.00)", "1.00", "1.25", "(0.06)", "1.18"]
 
 
 def test_a_single_round_shows_no_range():
-    text = shown(make_rows({case: seconds[:1] for case, seconds in SAMPLES.items()}, replace(GROUP, rounds=1)))
+    text = shown(make_records(replace(GROUP, rounds=1), {case: seconds[:1] for case, seconds in SAMPLES.items()}))
     (line,) = [line for line in text if "dape-kerple" in line and "step" in line]
     assert line.split() == ["step", "dape-kerple", "1000", "2500", "~35500", "~1.00", "1.00", "~1.48", "1.18"]
 
 
 def test_every_length_has_its_lines():
     slow = {case: [2 * s for s in seconds] for case, seconds in SAMPLES.items()}
-    text = shown(make_rows(SAMPLES, GROUP) + make_rows(slow, replace(GROUP, length=1024)))
+    text = shown(make_records(GROUP, SAMPLES) + make_records(replace(GROUP, length=1024), slow))
     found = [line.split() for line in text if "step " in line and "kerple  " in line]
     expected = [("512", "kerple", "1000"), ("512", "dape-kerple", "1000")]
     expected += [("1024", "kerple", "2000"), ("1024", "dape-kerple", "2000")]
@@ -128,10 +129,10 @@ def test_every_length_has_its_lines():
 
 def test_notes_and_lengths_get_columns_where_there_are_any():
     def headers(found):
-        return [str(column.header) for column in make_table(found, "").columns]
+        return [str(column.header) for column in table_of(found, "").columns]
 
-    plain = make_rows(SAMPLES, GROUP)
+    plain = make_records(GROUP, SAMPLES)
     assert headers(plain)[:2] == ["pass", "encoding"] and "note" not in headers(plain)
-    noisy = make_rows({**SAMPLES, ("kerple", 2): [0.5, 20.0, 2.0]}, replace(GROUP, length=64))
+    noisy = make_records(replace(GROUP, length=64), {**SAMPLES, ("kerple", 2): [0.5, 20.0, 2.0]})
     assert headers(plain + noisy)[0] == "length" and headers(plain + noisy)[-1] == "note"
     assert any("distrust" in line for line in shown(noisy)) and not any("distrust" in line for line in shown(plain))

@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from tests.bench.model_samples import TINY, report_of
 
-from dape.bench import model, model_measure
+from dape.bench import model, model_cases, runner
 from dape.bench.model import ModelBench, filled_in, measure, run
 from dape.errors import UsageError
 
@@ -21,7 +22,7 @@ def test_interruption_reports_what_was_finished(tmp_path, monkeypatch, capsys):
         yield from ((case, 0.002) for case in calls)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(model_measure, "interleaved", interrupted)
+    monkeypatch.setattr(runner, "interleaved", interrupted)
     path = tmp_path / "model.json"
     assert run(ModelBench(**TINY, json=path)) == 130
     report = json.loads(path.read_text())
@@ -40,19 +41,19 @@ def test_time_ends_rounds_but_each_case_has_one(monkeypatch):
                 now[0] += 60.0
                 yield case, 60.0
 
-    monkeypatch.setattr(model_measure, "interleaved", slow)
-    monkeypatch.setattr(model_measure, "monotonic", lambda: now[0])
+    monkeypatch.setattr(runner, "interleaved", slow)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     given = {**TINY, "passes": ("forward", "step"), "rounds": 9}
-    found = measure(ModelBench(**given, minutes=10), lambda _: None).rows
-    assert [len(row.samples_ms) for row in found if row.layers == 1] == [2, 2, 1, 1]
-    assert found[0].note.startswith("2 of 9 rounds")
+    found = measure(ModelBench(**given, minutes=10), lambda _: None).records
+    assert [len(row["samples_ms"]) for row in found if row["layers"] == 1] == [2, 2, 1, 1]
+    assert found[0]["note"].startswith("2 of 9 rounds")
 
 
 def test_warm_up_and_rounds_are_as_long_as_asked(monkeypatch):
     asked = []
-    real = model_measure.interleaved
+    real = runner.interleaved
     monkeypatch.setattr(
-        model_measure,
+        runner,
         "interleaved",
         lambda calls, rounds, warm_up: asked.append((rounds, warm_up)) or real(calls, rounds, warm_up=warm_up),
     )
@@ -73,8 +74,8 @@ def test_what_does_not_fit_is_said_and_nothing_is_an_error(capsys, tmp_path):
 def test_options_reach_the_models(monkeypatch):
     """Not only the report: a row that says bfloat16 was computed in it."""
     workloads, halves = [], []
-    trunk, planned = model_measure.make_trunk, model.plan
-    monkeypatch.setattr(model_measure, "make_trunk", lambda w, length: workloads.append(w) or trunk(w, length))
+    trunk, planned = model_cases.make_trunk, model.plan
+    monkeypatch.setattr(model_cases, "make_trunk", lambda w, length: workloads.append(w) or trunk(w, length))
     monkeypatch.setattr(model, "plan", lambda *args, **given: halves.append(given["half"]) or planned(*args, **given))
     for precision in ("bf16", "fp32"):
         options = {**TINY, "passes": ("forward",), "layers": (1, 3), "batch": 2, "seed": 5, "vocabulary": 31}

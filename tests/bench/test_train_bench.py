@@ -9,12 +9,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from dape.bench import plain_gpt, train, train_cases, train_measure
+from dape.bench import plain_gpt, runner, train_cases
 from dape.bench.plain_gpt import PlainGPT
-from dape.bench.timing import interleaved
-from dape.bench.train import TrainBench, filled_in, run
+from dape.bench.records import Record, Spread, spread
+from dape.bench.runner import interleaved
+from dape.bench.train import TrainBench, base_of, filled_in, make_records, run, table_of
 from dape.bench.train_cases import Trainee, Workload, make_batch, make_model, make_trainee
-from dape.bench.train_records import Spread, TrainRow, base_of, make_rows, make_table
 from dape.errors import UsageError
 from dape.models.config import DecoderConfig
 from dape.models.decoder import DecoderLM
@@ -31,20 +31,23 @@ def report_of(tmp_path: Path, **options) -> dict:
     return json.loads(path.read_text())
 
 
-def row(**changes) -> TrainRow:
-    values = {
+def row(**changes) -> Record:
+    return {
         "model": "dape-kerple",
         "length": 512,
-        "pass_": "step",
-        "ms": Spread(2477.0, 2400.0, 2800.0),
-        "fastest_ms": 2300.0,
+        "pass": "step",
+        **spread("ms", Spread(2477.0, 2400.0, 2800.0)),
         "tokens_per_second": 12345.6,
-        "speed_vs_plain_gpt": Spread(0.97, 0.9, 1.0),
-        "base": "kerple",
-        "time_vs_base": Spread(1.23, 1.1, 1.3),
+        **spread("speed_vs_plain_gpt", Spread(0.97, 0.9, 1.0)),
+        **spread("time_vs_base", Spread(1.23, 1.1, 1.3)),
         "parameters": 128_345_678,
+        "note": "",
+        **changes,
     }
-    return TrainRow(**{**values, **changes})
+
+
+def rows_of(samples: dict[str, list[float]], length: int, **options) -> list[Record]:
+    return make_records(TrainBench(**options), length, "step", dict.fromkeys(samples, 7), samples)
 
 
 # The yardstick -------------------------------------------------------------------------------------------------------
@@ -66,7 +69,7 @@ def test_plain_gpt_is_our_model_with_rotary_positions(heads, t):
 
 def test_a_yardstick_that_computes_something_else_is_not_timed(monkeypatch, capsys):
     monkeypatch.setattr(plain_gpt, "rotate", lambda x, cos, sin: x)
-    monkeypatch.setattr(train, "_measure", lambda *_: pytest.fail("was timed"))
+    monkeypatch.setattr(runner, "interleaved", lambda *_, **__: pytest.fail("was timed"))
     assert run(TrainBench(**TINY)) == 1
     errors = capsys.readouterr().err
     assert "gradient of blocks.0.attention.qkv.weight is off" in errors and "not the same function" in errors
@@ -164,22 +167,21 @@ def test_every_model_is_compiled(tmp_path):
 def test_ratios_are_taken_within_a_round():
     """Round 2 meets a machine ten times slower; the median times would give 2 / 1 and 3 / 2."""
     samples = {"plain-gpt": [1.0, 10.0, 1.0], "kerple": [2.0, 20.0, 2.0], "dape-kerple": [2.5, 30.0, 3.0]}
-    options = {"length": 50, "pass_": "step", "batch": 4, "parameters": dict.fromkeys(samples, 7), "repeats": 3}
-    plain, kerple, wrapped = make_rows(samples, **options)
-    assert kerple.speed_vs_plain_gpt == Spread(0.5, 0.5, 0.5) and kerple.time_vs_base is None
-    assert wrapped.time_vs_base == Spread(1.5, 1.375, 1.5)
-    assert wrapped.speed_vs_plain_gpt.median == pytest.approx(1 / 3)
-    assert (wrapped.base, plain.base, plain.speed_vs_plain_gpt.median) == ("kerple", None, 1.0)
-    assert wrapped.ms == Spread(3000.0, 2750.0, 16500.0) and wrapped.fastest_ms == 2500.0
-    assert wrapped.tokens_per_second == pytest.approx(4 * 50 / 3.0)
-    assert wrapped.parameters == 7 and wrapped.note == ""
+    plain, kerple, wrapped = rows_of(samples, 50, batch=4, repeats=3)
+    assert Spread.found_in(kerple, "speed_vs_plain_gpt") == Spread(0.5, 0.5, 0.5) and kerple["time_vs_base"] is None
+    assert Spread.found_in(wrapped, "time_vs_base") == Spread(1.5, 1.375, 1.5)
+    assert wrapped["speed_vs_plain_gpt"] == pytest.approx(1 / 3)
+    assert (wrapped["base"], plain["base"], plain["speed_vs_plain_gpt"]) == ("kerple", None, 1.0)
+    assert Spread.found_in(wrapped, "ms") == Spread(3000.0, 2750.0, 16500.0) and wrapped["fastest_ms"] == 2500.0
+    assert wrapped["tokens_per_second"] == pytest.approx(4 * 50 / 3.0)
+    assert wrapped["parameters"] == 7 and wrapped["note"] == ""
 
 
 def test_an_interrupted_round_counts_as_far_as_it_went():
     samples = {"plain-gpt": [1.0], "kerple": [2.0, 5.0], "dape-kerple": []}
-    plain, kerple = make_rows(samples, length=8, pass_="step", batch=1, parameters=dict.fromkeys(samples, 7), repeats=9)
-    assert kerple.speed_vs_plain_gpt == Spread(0.5, 0.5, 0.5)
-    assert plain.note == "interrupted after 1 of 9 repetitions" and "2 of 9" in kerple.note
+    plain, kerple = rows_of(samples, 8, batch=1, repeats=9)
+    assert Spread.found_in(kerple, "speed_vs_plain_gpt") == Spread(0.5, 0.5, 0.5)
+    assert plain["note"] == "interrupted after 1 of 9 repetitions" and "2 of 9" in kerple["note"]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,7 @@ def test_interruption_reports_what_was_finished(tmp_path, monkeypatch, capsys):
         yield from ((name, 0.002) for name in calls)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train_measure, "interleaved", interrupted)
+    monkeypatch.setattr(runner, "interleaved", interrupted)
     path = tmp_path / "bench.json"
     assert run(TrainBench(**{**TINY, "lengths": (9, 12)}, json=path)) == 130
     report = json.loads(path.read_text())
@@ -258,16 +260,17 @@ def test_interruption_reports_what_was_finished(tmp_path, monkeypatch, capsys):
 def test_table_fits_a_terminal_and_shows_both_ratios():
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(make_table([row(), row(model="dape-v2-kerple")], ""))
+        console.print(table_of([row(), row(model="dape-v2-kerple")], ""))
     (line,) = [line for line in captured.get().splitlines() if "dape-kerple" in line]
     assert line.split() == ["512", "dape-kerple", "2477", "(400)", "12346", "0.97", "(0.10)", "1.23", "(0.20)", "128M"]
     assert "dape-v2-kerple" in captured.get()
 
 
 def test_passes_and_notes_get_columns_where_they_differ():
-    headers = [str(c.header) for c in make_table([row(), row(pass_="forward_backward", note="alone")], "").columns]
+    other = row(**{"pass": "forward_backward", "note": "alone"})
+    headers = [str(c.header) for c in table_of([row(), other], "").columns]
     assert headers[-2:] == ["pass", "note"]
-    assert "pass" not in [c.header for c in make_table([row()], "").columns]
+    assert "pass" not in [c.header for c in table_of([row()], "").columns]
 
 
 # Options -------------------------------------------------------------------------------------------------------------
@@ -305,7 +308,7 @@ def test_flags_change_a_preset():
     ],
 )
 def test_bad_input_is_refused_before_any_work(options, message, monkeypatch):
-    monkeypatch.setattr(train, "_verified", lambda *_: pytest.fail("work was started"))
+    monkeypatch.setattr(train_cases, "disagreements", lambda *_: pytest.fail("work was started"))
     config = TrainBench(**TINY)
     for name, value in options.items():
         object.__setattr__(config, name, value)  # past the type checks that tests may run with

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import dape
 from dape.ops.attention import operator, row_blocks, tiles, tiling
-from dape.ops.attention.fused import cells, run
+from dape.ops.attention.engines.cpp import Cpp
+from dape.ops.attention.fused import run
 from dape.ops.attention.fused.available import why_not_compiled
 from dape.ops.attention.triton_kernels.available import why_not_triton
 from dape.positional.base import PositionalEncoding
@@ -293,8 +294,8 @@ def small_tiles(case: Case) -> Iterator[None]:
             patch.setattr(tiles, "SHORT_CALL", 0)
             patch.setattr(row_blocks, "BLOCK_BYTES", case.tile_bytes)
             patch.setattr(operator, "SMALL_CELLS", 0)
-            patch.setattr(cells, "BLOCK_BYTES", case.tile_bytes)
-            patch.setattr(cells, "FEWEST_ROWS", 7)
+            patch.setattr(Cpp, "block_bytes", case.tile_bytes)
+            patch.setattr(Cpp, "fewest_rows", 7)
         try:
             yield
         finally:

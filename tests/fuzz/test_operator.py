@@ -20,7 +20,8 @@ from tests.fuzz.operator_cases import Case, arguments, cases, encoding, judge, s
 from tests.ops.attention.bounds import Exact, Rounding, excess
 
 import dape
-from dape.ops.attention import lag_tables, tiles
+from dape.ops.attention import tiles
+from dape.ops.attention.engines import tiles as tile_engine
 from dape.ops.attention.memory import LagMemory
 from dape.ops.attention.operator import Choice
 
@@ -50,8 +51,8 @@ def rounded_units(patch: pytest.MonkeyPatch) -> None:
 
 def rounded_delta(patch: pytest.MonkeyPatch) -> None:
     """The backward pass has the output in bfloat16, as the caller has it."""
-    right = lag_tables.run_backward
-    patch.setattr(lag_tables, "run_backward", lambda c, t, grad, out, s: right(c, t, grad, out.bfloat16().float(), s))
+    right = tiles.run_backward
+    patch.setattr(tiles, "run_backward", lambda c, t, grad, out, s: right(c, t, grad, out.bfloat16().float(), s))
 
 
 def other_slope(patch: pytest.MonkeyPatch) -> None:
@@ -60,7 +61,7 @@ def other_slope(patch: pytest.MonkeyPatch) -> None:
 
 def other_base(patch: pytest.MonkeyPatch) -> None:
     """log2(e) to four digits."""
-    patch.setattr(lag_tables, "LOG2_E", 1.443)
+    patch.setattr(tile_engine, "LOG2_E", 1.443)
 
 
 def last_key_twice(patch: pytest.MonkeyPatch) -> None:

@@ -1,32 +1,28 @@
 """``dape bench attention``: time and memory of the attention implementations. Imports torch only when it runs."""
 
-import sys
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dape.bench.options import (
-    INTERRUPTED,
-    check_choices,
-    check_counts,
-    check_device,
-    check_encoding,
-    check_lengths,
-    check_memory_limit,
-    circumstances,
-    memory_limit,
-    torch_threads,
-)
-from dape.bench.progress import Progress
-from dape.bench.records import Pass, Row, make_table, print_table, write_json
+from dape.bench.estimate import dense_bytes
+from dape.bench.memory import MeasurementError
+from dape.bench.options import check_choices, check_common, check_encoding, fields_for, memory_limit, once
+from dape.bench.records import Column, Record, Results, count, if_partial, make_table, pass_name, place_of, text
+from dape.bench.runner import NotMeasuredError, Once, Part, Plan, Timed, command
 from dape.errors import UsageError
 from dape.files import check_writable_file
+from dape.machine import GB
 from dape.positional.names import parse
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from dape.bench.cases import Shape
 
+Pass = Literal["forward", "forward_backward"]
 Impl = Literal["fused", "triton", "blocked", "appendix", "sdpa", "static", "reference", "auto"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -83,44 +79,43 @@ class AttentionBench:
     """Seed of inputs and parameters."""
 
 
-def run(config: AttentionBench) -> int:
-    """Verify, measure, report. Returns the exit code: 1 if an implementation is wrong, 130 if interrupted."""
-    check(config)
-    config = _shortened(config) if config.quick else config
+def run(config: AttentionBench, draw: Callable[[Results], None] | None = None) -> int:
+    """Verify, measure, report. Returns the exit code: 1 if an implementation is wrong, 130 if interrupted.
+
+    Figures belong to a floor above: with ``config.figure``, ``draw`` makes it (as :mod:`dape.cli.bench` does).
+    """
+    config = checked(config)
+    if (config.figure is None) != (draw is None):
+        raise ValueError("config.figure and draw come together: draw makes the figure from the results")
     impls, left_out = applicable(config)
-    with torch_threads(config.threads) as threads:
-        check_device(config.device)
-        shape = _shape(config)
-        impls = _available(shape, impls, left_out)
-        if not _verified(shape, impls, config.passes):
-            return 1
-        rows, complete = _measure(config, shape, impls, threads)
-        settings = {**circumstances(config, threads), "left_out": left_out, "complete": complete}
-    _report(config, rows, settings)
-    return 0 if complete else INTERRUPTED
+    code = command(
+        config,
+        lambda threads: _plan(config, impls, left_out, threads),
+        lambda results: [table_of(results)],
+        also=draw or (lambda results: None),
+    )
+    for impl, why in left_out.items():
+        print(f"{impl} left out: it {why}")
+    return code
 
 
 # Before the work -----------------------------------------------------------------------------------------------------
 
 
-def check(config: AttentionBench) -> None:
-    """Refuse what cannot be meant, before anything slow is imported or started."""
-    check_counts(config, "batch", "heads", "head_dim", "hidden", "repeats", "threads")
+def checked(config: AttentionBench) -> AttentionBench:
+    """With values counted once, and shortened if asked; refuses what makes no sense before anything slow begins."""
     for name, choices in (("impls", Impl), ("passes", Pass)):
         check_choices(name, getattr(config, name), get_args(choices))
     check_choices("dtype", (config.dtype,), get_args(Dtype))
-    check_lengths(config.lengths)
-    check_memory_limit(config.memory_limit_gb)
     check_encoding("encoding", config.encoding)
-    if config.json is not None:
-        check_writable_file(config.json, "--json")
+    check_common(config, "batch", "heads", "head_dim", "hidden", "repeats", "threads")
     if config.figure is not None:
         if config.figure.suffix not in (".png", ".svg"):
             raise UsageError(f"--figure must end in .png or .svg, got {config.figure}")
         check_writable_file(config.figure, "--figure")
-
-
-def _shortened(config: AttentionBench) -> AttentionBench:
+    config = once(config, "lengths", "impls", "passes")
+    if not config.quick:
+        return config
     lengths = tuple(length for length in config.lengths if length <= QUICK_LENGTH) or (QUICK_LENGTH,)
     return replace(config, lengths=lengths, repeats=min(config.repeats, QUICK_REPEATS))
 
@@ -128,15 +123,14 @@ def _shortened(config: AttentionBench) -> AttentionBench:
 def applicable(config: AttentionBench) -> tuple[list[str], dict[str, str]]:
     """The implementations that can compute this encoding, and why the others are left out."""
     knows = {"appendix": ("dape-kerple",), "static": ("dape-kerple", "kerple")}
-    impls = list(dict.fromkeys(config.impls))
     left_out = {
         impl: f"only knows {' and '.join(knows[impl])}, not {config.encoding}"
-        for impl in impls
+        for impl in config.impls
         if impl in knows and config.encoding not in knows[impl]
     }
-    if len(left_out) == len(impls):
+    if len(left_out) == len(config.impls):
         raise UsageError(f"nothing to run: {'; '.join(f'{impl} {why}' for impl, why in left_out.items())}")
-    return [impl for impl in impls if impl not in left_out], left_out
+    return [impl for impl in config.impls if impl not in left_out], left_out
 
 
 def _available(shape: "Shape", impls: list[str], left_out: dict[str, str]) -> list[str]:
@@ -150,80 +144,130 @@ def _available(shape: "Shape", impls: list[str], left_out: dict[str, str]) -> li
     return [impl for impl in impls if not reasons[impl]]
 
 
-def _shape(config: AttentionBench) -> "Shape":
-    from dape.bench.cases import Shape
-
-    return Shape(
-        encoding=config.encoding,
-        batch=config.batch,
-        heads=config.heads,
-        head_dim=config.head_dim,
-        hidden=config.hidden,
-        causal=config.causal,
-        dtype=config.dtype,
-        device=config.device,
-        seed=config.seed,
-    )
+def too_large(config: AttentionBench, impl: str, length: int, pass_: Pass, limit: float) -> str:
+    """Why a call is not started, or nothing."""
+    sizes = {name: getattr(config, name) for name in ("encoding", "batch", "heads", "hidden", "dtype")}
+    needed = dense_bytes(impl, pass_, **sizes, length=length)
+    return "" if needed is None or needed <= limit else f"needs about {needed / GB:.3g} GB, not run"
 
 
-def _verified(shape: "Shape", impls: Sequence[str], passes: tuple[Pass, ...]) -> bool:
-    """Only what is right gets timed."""
-    from dape.bench.cases import disagreements
-
-    wrong = [text for impl in impls for text in disagreements(shape, impl, passes)]
-    for text in wrong:
-        print(text, file=sys.stderr)
-    if wrong:
-        print("dape bench: results differ from the reference in float64, so nothing was timed", file=sys.stderr)
-    return not wrong
+# The work ------------------------------------------------------------------------------------------------------------
 
 
-def _measure(config: AttentionBench, shape: "Shape", impls: list[str], threads: int) -> tuple[list[Row], bool]:
-    """The rows, and whether all of them could be finished."""
-    from dape.bench.measure import Session
+def _plan(config: AttentionBench, impls: list[str], left_out: dict[str, str], threads: int) -> Plan:
+    from dape.bench.cases import Shape, disagreements
 
-    session = Session(
-        shape=shape,
-        impls=impls,
-        passes=list(dict.fromkeys(config.passes)),
-        lengths=list(dict.fromkeys(config.lengths)),
-        repeats=config.repeats,
-        threads=threads,
-        memory=config.memory,
-        limit=memory_limit(config.memory_limit_gb, config.device),
-    )
+    shape = fields_for(Shape, config)
+    impls = _available(shape, impls, left_out)
+    wrong = [words for impl in impls for words in disagreements(shape, impl, config.passes)]
+    if wrong:  # only what is right gets timed
+        verdict = "dape bench: results differ from the reference in float64, so nothing was timed"
+        raise NotMeasuredError("\n".join([*wrong, verdict]))
+    limit = memory_limit(config.memory_limit_gb, config.device)
+    notes = {
+        (length, pass_, impl): too_large(config, impl, length, pass_, limit)
+        for length in config.lengths
+        for pass_ in config.passes
+        for impl in impls
+    }
+    steps = sum(not note for note in notes.values()) * (config.repeats + config.memory)
+    return Plan(parts=_parts(config, shape, notes, threads), steps=steps, settings={"left_out": left_out})
+
+
+def _parts(
+    config: AttentionBench, shape: "Shape", notes: Mapping[tuple[int, Any, str], str], threads: int
+) -> Iterator[Part]:
+    """Length after length: all times of a length, then its memory."""
+    for length in config.lengths:
+        here: list[Record] = []
+        for pass_ in config.passes:
+            why_not = {impl: note for (t, p, impl), note in notes.items() if (t, p) == (length, pass_)}
+            yield _timed(config, shape, length, pass_, why_not, here)
+        what = f"{length} tokens, memory"
+        for record in here if config.memory else ():
+            if record["ms"] is not None:
+                yield Once(what=what, do=partial(_add_memory, record, shape, threads))
+                what = ""
+
+
+def _timed(
+    config: AttentionBench, shape: "Shape", length: int, pass_: Pass, why_not: dict[str, str], here: list[Record]
+) -> Timed:
+    """All implementations in turn; their records also go ``here``. Some do not fit, and have only a note."""
+    from dape.bench import cases
+
+    inputs = cases.make_inputs(shape, length)
+    calls = {impl: cases.make_call(impl, inputs, pass_) for impl, note in why_not.items() if not note}
+
+    def records(samples: Mapping[str, Sequence[float]]) -> list[Record]:
+        found = [_record(config, impl, length, pass_, samples.get(impl, ()), note) for impl, note in why_not.items()]
+        made = [record for record in found if record["ms"] is not None or record["note"]]
+        here.extend(made)
+        return made
+
+    return Timed(what=f"{length} tokens, {pass_name(pass_)}", calls=calls, repeats=config.repeats, records=records)
+
+
+def _record(config: AttentionBench, impl: str, length: int, pass_: Pass, seconds: Sequence[float], note: str) -> Record:
+    return {
+        "impl": impl,
+        "encoding": config.encoding,
+        "length": length,
+        "pass": pass_,
+        "ms": 1000 * statistics.median(seconds) if seconds else None,
+        "peak_mb": None,
+        "note": if_partial(len(seconds), config.repeats) if seconds else note,
+    }
+
+
+def _add_memory(record: Record, shape: "Shape", threads: int) -> list[Record]:
+    """Most memory held during one call beyond its inputs, in 10^6 bytes."""
+    from dape.bench import cases
+
     try:
-        with Progress(session.steps()) as progress:
-            session.run(progress)
-    except KeyboardInterrupt:
-        return session.finished(), False
-    return session.finished(), True
+        record["peak_mb"] = cases.measure_mb(shape, record["impl"], record["length"], record["pass"], threads)
+    except MeasurementError as error:
+        record["note"] = f"memory not measured: {error}"
+    return []
 
 
 # After the work ------------------------------------------------------------------------------------------------------
 
-
-def _report(config: AttentionBench, rows: Sequence[Row], settings: dict[str, Any]) -> None:
-    # The file first: whoever reads the table through a pipe may stop early.
-    if config.json is not None:
-        write_json(config.json, settings, rows)
-        print(f"wrote {config.json}", file=sys.stderr)
-    if config.figure is not None:
-        from dape.report.bench import bench_figure
-        from dape.report.drawing import save_figure
-
-        save_figure(bench_figure(rows, _title(settings)), config.figure)
-        print(f"wrote {config.figure}", file=sys.stderr)
-    if not settings["complete"]:
-        print("interrupted: only what was finished until then is reported", file=sys.stderr)
-    print_table(make_table(rows, _title(settings)))
-    for impl, why in settings["left_out"].items():
-        print(f"{impl} left out: it {why}")
+CAPTION = "vs sdpa: time relative to sdpa; speed-up: times faster than appendix; peak MB: memory beyond the inputs"
 
 
-def _title(settings: dict[str, Any]) -> str:
+def table_of(results: Results) -> "Table":
+    """One line per record, with times relative to two baselines of the same length and pass."""
+    times = {(r["length"], r["pass"], r["impl"]): r["ms"] for r in results.records}
+
+    def against(impl: str, record: Record) -> float | None:
+        return times.get((record["length"], record["pass"], impl))
+
+    columns = [
+        count("length"),
+        Column("pass", lambda r: pass_name(r["pass"]), left=True),
+        text("impl"),
+        Column("ms", lambda r: _number(r["ms"])),
+        Column("vs sdpa", lambda r: _ratio(r["ms"], against("sdpa", r))),
+        Column("speed-up", lambda r: _ratio(against("appendix", r), r["ms"])),
+        Column("peak MB", lambda r: _number(r["peak_mb"])),
+    ]
+    return make_table(title_of(results), CAPTION, results.records, columns, ("length", "pass"))
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def _ratio(value: float | None, base: float | None) -> str:
+    return "-" if not value or not base else f"{value / base:.2f}x"
+
+
+def title_of(results: Results) -> str:
+    settings = results.settings
     facts = ["{encoding}", "batch {batch}", "{heads} heads of {head_dim}"]
     facts += ["{hidden} hidden units"] if parse(settings["encoding"]).wrapper else []
-    facts += ["{dtype}", "causal" if settings["causal"] else "bidirectional"]
-    facts += ["{threads} threads" if settings["device"] == "cpu" else "{device}"]
+    facts += ["{dtype}", "causal" if settings["causal"] else "bidirectional", place_of(settings)]
     return ", ".join(facts).format(**settings)

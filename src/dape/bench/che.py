@@ -1,19 +1,17 @@
 """``dape bench che``: how fast examples are drawn, and how fast models learn them. Imports torch only when it runs."""
 
 import statistics
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dape.bench.options import INTERRUPTED, check_counts, check_encoding, check_lengths, circumstances, torch_threads
-from dape.bench.progress import Progress
-from dape.bench.records import new_table, print_table, write_json
+from dape.bench.options import check_common
+from dape.bench.records import Column, Record, Results, count, make_table, place_of, text
+from dape.bench.runner import Once, Plan, command, interleaved
 from dape.errors import UsageError
-from dape.files import check_writable_file
 from dape.tasks.chomsky.catalogue import TASKS, find
 from dape.tasks.chomsky.config import WIDTHS, CheConfig, Subject
 
@@ -61,58 +59,29 @@ class CheBench:
     """Also write the results to this file."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheRow:
-    task: str
-    length: int
-    tokens: int
-    """What the model reads, answer included."""
-    method: str
-    draw_ms: float
-    """Median time to draw a batch."""
-    samples_per_second: float
-    step_ms: float
-    """Median time of a step without drawing."""
-    steps_per_second: float
-    """Drawing included."""
-    draw_share: float
-    """Part of the whole that drawing takes."""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def run(config: CheBench) -> int:
     """Measure and report. Returns the exit code: 130 if interrupted, with what was finished until then."""
     config = checked(config)
-    rows: list[CheRow] = []
-    with torch_threads(config.threads) as threads:
-        complete = _measure(config, rows)
-        settings = {**circumstances(config, threads), "complete": complete}
-    if config.json is not None:
-        write_json(config.json, settings, rows)
-        print(f"wrote {config.json}", file=sys.stderr)
-    if not complete:
-        print("interrupted: only what was finished until then is reported", file=sys.stderr)
-    print_table(make_table(rows, _title(config, threads)))
-    return 0 if complete else INTERRUPTED
+    parts = [
+        Once(
+            what=f"{task}, length {length}, {method}",
+            do=lambda case=(task, length, method): [measure_case(config, *case)],
+        )
+        for task, length, method in cases(config)
+    ]
+    return command(config, lambda threads: Plan(parts=parts, steps=len(parts)), tables)
 
 
 def checked(config: CheBench) -> CheBench:
     """With full names of tasks; refuses what cannot be meant before anything slow is imported."""
     if config.quick:
         config = replace(config, tasks=("even_pairs", "duplicate_string", "solve_equation"), lengths=(20,))
-    check_counts(config, "batch", "width", "layers", "heads", "repeats", "warm_up", "threads")
-    check_lengths(config.lengths)
+    counts = ("batch", "width", "layers", "heads", "repeats", "warm_up", "threads")
+    check_common(config, *counts, names="methods")
     if config.width % config.heads:
         raise UsageError(f"--width {config.width} cannot be divided into {config.heads} heads of equal width")
-    for name in ("tasks", "methods"):
-        if not getattr(config, name):
-            raise UsageError(f"--{name} needs at least one name")
-    for method in config.methods:
-        check_encoding("methods", method)
-    if config.json is not None:
-        check_writable_file(config.json, "--json")
+    if not config.tasks:
+        raise UsageError("--tasks needs at least one name")
     named = {n: tuple(dict.fromkeys(find(t).name for t in getattr(config, n))) for n in ("tasks", "step_tasks")}
     return replace(config, **named)
 
@@ -129,21 +98,8 @@ def cases(config: CheBench) -> list[tuple[str, int, str]]:
     ]
 
 
-def _measure(config: CheBench, rows: list[CheRow]) -> bool:
-    """Fills ``rows``; whether all of them could be finished."""
-    wanted = cases(config)
-    try:
-        with Progress(len(wanted)) as progress:
-            for task, length, method in wanted:
-                progress.begin(f"{task}, length {length}, {method}")
-                rows.append(measure_case(config, task, length, method))
-                progress.step()
-    except KeyboardInterrupt:
-        return False
-    return True
-
-
-def measure_case(config: CheBench, task: str, length: int, method: str) -> CheRow:
+def measure_case(config: CheBench, task: str, length: int, method: str) -> Record:
+    """Drawing is timed apart from a step, and more often."""
     import numpy as np
     import torch
 
@@ -160,37 +116,34 @@ def measure_case(config: CheBench, task: str, length: int, method: str) -> CheRo
         drawing = _median(lambda: examples.sample(generator, config.batch, length), DRAWS, config.warm_up)
         update = partial(trainer.updater.take, step=0)
         step = _median(lambda: update(learned.batch_of(model, sample, step=0)), config.repeats, config.warm_up)
-    return CheRow(
-        task=task,
-        length=length,
-        tokens=total_length(settings, examples, length),
-        method=method,
-        draw_ms=1e3 * drawing,
-        samples_per_second=config.batch / drawing,
-        step_ms=1e3 * step,
-        steps_per_second=1 / (drawing + step),
-        draw_share=drawing / (drawing + step),
-    )
+    return {
+        "task": task,
+        "length": length,
+        "tokens": total_length(settings, examples, length),  # what the model reads, answer included
+        "method": method,
+        "draw_ms": 1e3 * drawing,
+        "samples_per_second": config.batch / drawing,
+        "step_ms": 1e3 * step,  # without drawing
+        "steps_per_second": 1 / (drawing + step),
+        "draw_share": drawing / (drawing + step),
+    }
 
 
 def _median(call: Callable[[], object], repeats: int, warm_up: int) -> float:
-    from dape.bench.timing import interleaved
-
     return statistics.median(seconds for _, seconds in interleaved({"": call}, repeats, warm_up=warm_up))
 
 
-def make_table(rows: Sequence[CheRow], title: str) -> "Table":
+def tables(results: Results) -> "Iterator[Table]":
+    shape = "batch {batch}, {layers} layers, width {width}, {heads} heads".format(**results.settings)
+    columns = [
+        text("task"),
+        count("length"),
+        count("tokens"),
+        text("method"),
+        Column("samples/s", lambda r: f"{r['samples_per_second']:,.0f}"),
+        Column("step ms", lambda r: f"{r['step_ms']:.0f}"),
+        Column("steps/s", lambda r: f"{r['steps_per_second']:.2f}"),
+        Column("draw", lambda r: f"{100 * r['draw_share']:.2f}%"),
+    ]
     caption = "draw: share of a step, drawing included, that drawing examples takes"
-    table = new_table(title, caption)
-    for header in ("task", "length", "tokens", "method", "samples/s", "step ms", "steps/s", "draw"):
-        table.add_column(header, justify="left" if header in ("task", "method") else "right", no_wrap=True)
-    for row in rows:
-        numbers = (f"{row.samples_per_second:,.0f}", f"{row.step_ms:.0f}", f"{row.steps_per_second:.2f}")
-        place = (row.task, str(row.length), str(row.tokens), row.method)
-        table.add_row(*place, *numbers, f"{100 * row.draw_share:.2f}%")
-    return table
-
-
-def _title(config: CheBench, threads: int) -> str:
-    cores = f"{threads} thread{'s' if threads > 1 else ''}"
-    return f"batch {config.batch}, {config.layers} layers, width {config.width}, {config.heads} heads, {cores}"
+    yield make_table(f"{shape}, {place_of(results.settings)}", caption, results.records, columns)

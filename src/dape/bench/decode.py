@@ -1,26 +1,15 @@
 """``dape bench decode``: the attention of one new token against a cache. Imports torch only when it runs."""
 
 import statistics
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dape.bench.options import (
-    INTERRUPTED,
-    check_counts,
-    check_device,
-    check_encoding,
-    check_lengths,
-    circumstances,
-    torch_threads,
-)
-from dape.bench.progress import Progress
-from dape.bench.records import new_table, print_table, write_json
-from dape.bench.timing import interleaved
-from dape.errors import UsageError
-from dape.files import check_writable_file
+from dape.bench.options import check_common, once
+from dape.bench.records import Column, Record, Results, make_table, paired, place_of, text
+from dape.bench.runner import Begins, NotMeasuredError, Part, Plan, Timed, command
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -64,88 +53,52 @@ class DecodeBench:
     """Seed of inputs and parameters."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecodeRow:
-    encoding: str
-    """Or sdpa."""
-    impl: str
-    length: int
-    ms: float
-    vs_sdpa: float
-    """Time relative to sdpa, compared round by round."""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def run(config: DecodeBench) -> int:
     """Verify, measure, report. Returns the exit code: 1 if a result is wrong, 130 if interrupted."""
-    check(config)
-    rows: list[DecodeRow] = []
-    complete = True
-    with torch_threads(config.threads) as threads:
-        check_device(config.device)
-        steps = len(config.lengths) * (len(dict.fromkeys(config.encodings)) + 1) * config.repeats
-        try:
-            with Progress(steps) as progress:
-                for length in config.lengths:
-                    rows += _measure(config, length, progress)
-        except KeyboardInterrupt:
-            complete = False
-            print("interrupted: only what was finished until then is reported", file=sys.stderr)
-        except WrongResultError as error:
-            print(f"dape: {error}", file=sys.stderr)
-            return 1
-        settings = {**circumstances(config, threads), "complete": complete}
-    if config.json is not None:
-        write_json(config.json, settings, rows)
-        print(f"wrote {config.json}", file=sys.stderr)
-    if rows:
-        print_table(make_table(rows, _title(settings)))
-    return 0 if complete else INTERRUPTED
-
-
-def check(config: DecodeBench) -> None:
-    check_counts(config, "batch", "heads", "head_dim", "repeats", "threads")
-    check_lengths(config.lengths)
-    if not config.encodings:
-        raise UsageError("--encodings needs at least one name from `dape list`")
-    for encoding in config.encodings:
-        check_encoding("encodings", encoding)
-    if config.json is not None:
-        check_writable_file(config.json, "--json")
+    check_common(config, "batch", "heads", "head_dim", "repeats", "threads", names="encodings")
+    config = once(config, "encodings")
+    steps = len(config.lengths) * (len(config.encodings) + 1) * config.repeats
+    return command(config, lambda threads: Plan(parts=_parts(config), steps=steps), tables)
 
 
 # The work ------------------------------------------------------------------------------------------------------------
 
 
-class WrongResultError(Exception):
-    pass
+def _parts(config: DecodeBench) -> Iterator[Part]:
+    for length in config.lengths:
+        yield Begins(f"{length} keys")
+        yield _timed(config, length)
 
 
-def _measure(config: DecodeBench, length: int, progress: Progress) -> list[DecodeRow]:
+def _timed(config: DecodeBench, length: int) -> Timed:
+    """All encodings at one length, verified first."""
     import torch
+    from torch.nn.functional import scaled_dot_product_attention
 
-    progress.begin(f"{length} keys")
     q, k, v = _inputs(config, length)
-    calls: dict[str, Callable[[], Any]] = {SDPA: lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)}
+    calls: dict[str, Callable[[], Any]] = {SDPA: partial(scaled_dot_product_attention, q, k, v)}
     impls = {SDPA: SDPA}
     for encoding, pe in _encodings(config):
         impls[encoding] = _verified(encoding, pe, q, k, v)
         calls[encoding] = _call(pe, q, k, v)
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    with torch.inference_mode():
-        for name, taken in interleaved(calls, config.repeats, warm_up=2):
-            seconds[name].append(taken)
-            progress.step()
+    calls = {name: torch.inference_mode()(call) for name, call in calls.items()}
+    return Timed(calls=calls, repeats=config.repeats, warm_up=2, records=partial(_records, config, length, impls))
+
+
+def _records(
+    config: DecodeBench, length: int, impls: Mapping[str, str], seconds: Mapping[str, Sequence[float]]
+) -> list[Record]:
+    """Of whole rounds only: an interrupted length is not reported."""
+    if any(len(times) < config.repeats for times in seconds.values()):
+        return []
     return [
-        DecodeRow(
-            encoding=name,
-            impl=impls[name],
-            length=length,
-            ms=1000 * statistics.median(times),
-            vs_sdpa=statistics.median(a / b for a, b in zip(times, seconds[SDPA], strict=True)),
-        )
+        {
+            "encoding": name,
+            "impl": impls[name],
+            "length": length,
+            "ms": 1000 * statistics.median(times),
+            "vs_sdpa": ratio.median if (ratio := paired(times, seconds[SDPA])) else None,
+        }
         for name, times in seconds.items()
     ]
 
@@ -165,7 +118,7 @@ def _encodings(config: DecodeBench) -> "Iterator[tuple[str, PositionalEncoding]]
     from dape.positional.build import build
     from dape.positional.randomized import Randomized
 
-    for encoding in dict.fromkeys(config.encodings):
+    for encoding in config.encodings:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             pe = build(encoding, num_heads=config.heads, head_dim=config.head_dim, train_length=512).to(config.device)
@@ -194,35 +147,25 @@ def _verified(encoding: str, pe: "PositionalEncoding", q: "Tensor", k: "Tensor",
         exact = attention(q.double(), k.double(), v.double(), copy.deepcopy(pe).double(), impl="reference")
     error = float((out - exact).abs().max() / exact.abs().max())
     if not error < TOLERANCE:
-        raise WrongResultError(
-            f"{encoding} at {k.shape[2]} keys is off by {error:.1e} of its largest value (allowed {TOLERANCE:.0e})"
-        )
+        off = f"off by {error:.1e} of its largest value (allowed {TOLERANCE:.0e})"
+        raise NotMeasuredError(f"dape: {encoding} at {k.shape[2]} keys is {off}")
     return choice.impl
 
 
 # The report ----------------------------------------------------------------------------------------------------------
 
 
-def make_table(rows: Sequence[DecodeRow], title: str) -> "Table":
-    caption = "vs sdpa: time relative to PyTorch's attention without positions, the median over rounds"
-    table = new_table(title, caption)
-    table.add_column("keys", justify="right", no_wrap=True)
-    for header in ("encoding", "impl"):
-        table.add_column(header, no_wrap=True)
-    for header in ("ms", "vs sdpa"):
-        table.add_column(header, justify="right", no_wrap=True)
-    previous = None
-    for row in rows:
-        if previous not in (None, row.length):
-            table.add_section()
-        table.add_row(str(row.length), row.encoding, row.impl, f"{row.ms:.2f}", f"{row.vs_sdpa:.2f}x")
-        previous = row.length
-    return table
-
-
-def _title(settings: dict[str, Any]) -> str:
-    threads = "1 thread" if settings["threads"] == 1 else f"{settings['threads']} threads"
-    where = threads if settings["device"] == "cpu" else settings["device"]
-    return (
-        f"one query, {settings['heads']} heads of {settings['head_dim']}, batch {settings['batch']}, float32, {where}"
-    )
+def tables(results: Results) -> "Iterator[Table]":
+    settings = results.settings
+    shape = f"{settings['heads']} heads of {settings['head_dim']}, batch {settings['batch']}"
+    columns = [
+        Column("keys", lambda r: str(r["length"])),
+        text("encoding"),
+        text("impl"),
+        Column("ms", lambda r: f"{r['ms']:.2f}"),
+        Column("vs sdpa", lambda r: f"{r['vs_sdpa']:.2f}x"),
+    ]
+    if results.records:
+        title = f"one query, {shape}, float32, {place_of(settings)}"
+        caption = "vs sdpa: time relative to PyTorch's attention without positions, the median over rounds"
+        yield make_table(title, caption, results.records, columns, ("length",))

@@ -1,13 +1,12 @@
 """How much memory the dense implementations will need, so that those that do not fit are not started."""
 
-from dape.bench.records import Pass
 from dape.positional.names import parse
 
-ELEMENT = {"float64": 8, "float32": 4, "bfloat16": 2}
+ELEMENT = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def dense_bytes(
-    impl: str, pass_: Pass, *, encoding: str, batch: int, heads: int, hidden: int, dtype: str, length: int
+    impl: str, pass_: str, *, encoding: str, batch: int, heads: int, hidden: int, dtype: str, length: int
 ) -> float | None:
     """Bytes that a dense implementation holds at its worst moment; None for those with linear memory."""
     name = parse(encoding)
@@ -18,7 +17,7 @@ def dense_bytes(
     return None if planes is None else planes * element * batch * length**2
 
 
-def _planes(impl: str, pass_: Pass, heads: int, hidden: int, batch: int) -> float | None:
+def _planes(impl: str, pass_: str, heads: int, hidden: int, batch: int) -> float | None:
     """Matrices of batch x length x length that are alive together.
 
     Counted in the code, then adjusted to measurements (float32; 12 heads with 32 and 64 units at 1024 tokens and batch

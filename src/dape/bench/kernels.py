@@ -5,16 +5,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dape.bench.options import INTERRUPTED, check_choices, check_counts
-from dape.bench.records import new_table, print_table, write_json
+from dape.bench.options import check_choices, check_common, once
+from dape.bench.records import Column, Record, Results, count, make_table, text
+from dape.bench.runner import NotMeasuredError, Once, Plan, Telling, command, say
 from dape.errors import UsageError
-from dape.files import check_writable_file
-from dape.provenance import machine
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,84 +49,39 @@ class KernelsBench:
     """Also write the results to this file."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelRow:
-    target: str
-    kernel: str
-    """forward; queries, keys and terms make up the backward pass."""
-    bias: str
-    """lag tables, or cells for biases that depend on more than the lag (FIRE)."""
-    parts: str
-    """What of its work, where one kernel would need too much memory for all of it."""
-    shared_kb: float
-    registers: int
-    spilled: int
-    """Bytes; AMD: registers."""
-    fits: bool
-    """Whether the target has that much shared memory."""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def run(config: KernelsBench) -> int:
     """Returns the exit code: 1 if a kernel does not compile or does not fit, 130 if interrupted."""
     check(config)
-    rows: list[KernelRow] = []
-    complete = True
-    try:
-        for target in dict.fromkeys(config.targets):
-            print(f"compiling for {target}", file=sys.stderr, flush=True)
-            rows += compiled_for(config, target)
-    except KeyboardInterrupt:
-        complete = False
-        print("interrupted: only what was finished until then is reported", file=sys.stderr)
-    except CompilationError as error:
-        print(f"dape: {error}", file=sys.stderr)
-        return 1
-    settings = {**asdict(config), "json": None, **machine(), "complete": complete}
-    if config.json is not None:
-        write_json(config.json, settings, rows)
-        print(f"wrote {config.json}", file=sys.stderr)
-    if rows:
-        print_table(make_table(rows, config))
-    if not complete:
-        return INTERRUPTED
-    return 0 if all(row.fits for row in rows) else 1
+    config = once(config, "targets")
+    parts = [
+        Once(what=f"compiling for {target}", do=partial(compiled_for, config, target)) for target in config.targets
+    ]
+    return command(
+        config,
+        lambda threads: Plan(parts=parts, steps=len(parts)),
+        tables,
+        failed=lambda results: not all(record["fits"] for record in results.records),
+        watch=Telling(say),
+    )
 
 
 def check(config: KernelsBench) -> None:
     check_choices("targets", config.targets, get_args(Target))
     check_choices("dtype", (config.dtype,), get_args(Dtype))
-    check_counts(config, "heads", "head_dim", "hidden")
-    if config.json is not None:
-        check_writable_file(config.json, "--json")
+    check_common(config, "heads", "head_dim", "hidden")
     try:
         import triton  # noqa: F401
     except ImportError as error:
         raise UsageError("dape bench kernels needs Triton: pip install 'dape[triton]' (Linux)") from error
 
 
-class CompilationError(Exception):
-    pass
-
-
-def compiled_for(config: KernelsBench, target: str) -> list[KernelRow]:
+def compiled_for(config: KernelsBench, target: str) -> list[Record]:
     """In a child process: this one may have imported Triton as an interpreter."""
-    sizes = (config.heads, config.head_dim, config.hidden)
+    module = [sys.executable, "-W", "ignore", "-m", "dape.bench.compile_kernels"]
     with tempfile.TemporaryDirectory() as cache:
         path = os.pathsep.join(p for p in sys.path if p)
         child = subprocess.run(
-            [
-                sys.executable,
-                "-W",
-                "ignore",
-                "-m",
-                "dape.bench.compile_kernels",
-                target,
-                config.dtype,
-                *map(str, sizes),
-            ],
+            [*module, target, config.dtype, str(config.heads), str(config.head_dim), str(config.hidden)],
             env={**os.environ, "PYTHONPATH": path, "TRITON_CACHE_DIR": cache, "TRITON_INTERPRET": "0"},
             capture_output=True,
             text=True,
@@ -134,36 +89,37 @@ def compiled_for(config: KernelsBench, target: str) -> list[KernelRow]:
         )
     if child.returncode:
         last_words = child.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise CompilationError(f"the kernels do not compile for {target}: {last_words[0]}")
-    return [_row(target, json.loads(line)) for line in child.stdout.splitlines()]
+        raise NotMeasuredError(f"dape: the kernels do not compile for {target}: {last_words[0]}")
+    return [_record(target, json.loads(line)) for line in child.stdout.splitlines()]
 
 
-def _row(target: str, found: dict[str, Any]) -> KernelRow:
-    return KernelRow(
-        target=target,
-        kernel=found["kernel"],
-        bias="lag tables" if found["tables"] else "cells",
-        parts=", ".join(name.removeprefix("FOR_").lower() for name in found["for"]),
-        shared_kb=round(found["shared"] / 1024, 1),
-        registers=found["registers"],
-        spilled=found["spilled"],
-        fits=found["shared"] <= SHARED[target],
-    )
+def _record(target: str, found: dict[str, Any]) -> Record:
+    return {
+        "target": target,
+        "kernel": found["kernel"],  # forward; queries, keys and terms make up the backward pass
+        "bias": "lag tables" if found["tables"] else "cells",  # the latter if it depends on more than the lag (FIRE)
+        # What of its work, where one kernel would need too much memory for all of it.
+        "parts": ", ".join(name.removeprefix("FOR_").lower() for name in found["for"]),
+        "shared_kb": round(found["shared"] / 1024, 1),
+        "registers": found["registers"],
+        "spilled": found["spilled"],  # bytes; AMD: registers
+        "fits": found["shared"] <= SHARED[target],
+    }
 
 
-def make_table(rows: Sequence[KernelRow], config: KernelsBench) -> "Table":
-    shape = f"{config.heads} heads of {config.head_dim}, {config.hidden} hidden units, {config.dtype}"
-    title = f"Triton kernels, compiled and not run: {shape}"
-    table = new_table(title, "shared memory of a program, registers of a thread, and what of them is spilled")
-    for header in ("target", "kernel", "bias", "for"):
-        table.add_column(header, no_wrap=True)
-    for header in ("shared kB", "registers", "spilled", "fits"):
-        table.add_column(header, justify="right", no_wrap=True)
-    previous = None
-    for row in rows:
-        if previous not in (None, row.target):
-            table.add_section()
-        numbers = (f"{row.shared_kb:.0f}", str(row.registers), str(row.spilled), "yes" if row.fits else "NO")
-        table.add_row(row.target, row.kernel, row.bias, row.parts, *numbers)
-        previous = row.target
-    return table
+def tables(results: Results) -> "Iterator[Table]":
+    shape = "{heads} heads of {head_dim}, {hidden} hidden units, {dtype}".format(**results.settings)
+    columns = [
+        text("target"),
+        text("kernel"),
+        text("bias"),
+        text("parts", "for"),
+        Column("shared kB", lambda r: f"{r['shared_kb']:.0f}"),
+        count("registers"),
+        count("spilled"),
+        Column("fits", lambda r: "yes" if r["fits"] else "NO"),
+    ]
+    if results.records:
+        caption = "shared memory of a program, registers of a thread, and what of them is spilled"
+        title = f"Triton kernels, compiled and not run: {shape}"
+        yield make_table(title, caption, results.records, columns, ("target",))

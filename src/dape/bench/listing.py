@@ -19,13 +19,11 @@ def appendix(
     q: Float[Tensor, "b h t d"], k: Float[Tensor, "b h t d"], v: Float[Tensor, "b h t d"], pe: Dape, *, causal: bool
 ) -> Float[Tensor, "b h t d"]:
     """DAPE as listed in the appendix of its paper: concatenate, heads last, two linear layers, heads back."""
-    scores = _scaled_scores(q, k)
-    bias = _bias(pe, q, causal=causal)
-    x = torch.cat([scores, bias.expand_as(scores)], dim=1).permute(0, 2, 3, 1)
-    x = _linear(x, pe.f.first)
-    x = F.leaky_relu(x, LEAKY_SLOPE)
+    scores = scaled_scores(q, k)
+    static = bias(pe, q, causal=causal)
+    x = F.leaky_relu(hidden_units(scores, static, pe), LEAKY_SLOPE)
     x = _linear(x, pe.f.second)
-    logits = scores + bias + x.permute(0, 3, 1, 2)
+    logits = scores + static + x.permute(0, 3, 1, 2)
     return _attend(logits, v, causal=causal)
 
 
@@ -38,7 +36,7 @@ def static(
     causal: bool,
 ) -> Float[Tensor, "b h t d"]:
     """The bias alone, without DAPE on top."""
-    return _attend(_scaled_scores(q, k) + _bias(pe, q, causal=causal), v, causal=causal)
+    return _attend(scaled_scores(q, k) + bias(pe, q, causal=causal), v, causal=causal)
 
 
 def sdpa(
@@ -48,13 +46,18 @@ def sdpa(
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
-def _scaled_scores(q: Tensor, k: Tensor) -> Float[Tensor, "b h t t"]:
+def scaled_scores(q: Tensor, k: Tensor) -> Float[Tensor, "b h t t"]:
     return q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
 
 
-def _bias(pe: Dape | AdditiveBias, q: Tensor, *, causal: bool) -> Float[Tensor, "h t t"]:
+def bias(pe: Dape | AdditiveBias, q: Tensor, *, causal: bool) -> Float[Tensor, "h t t"]:
     positions = torch.arange(q.shape[-2], device=q.device)
     return pe.bias(positions, positions, causal=causal).to(q.dtype)
+
+
+def hidden_units(scores: Float[Tensor, "b h t t"], bias: Float[Tensor, "h t t"], pe: Dape) -> Float[Tensor, "b t t D"]:
+    """What enters the activation of f."""
+    return _linear(torch.cat([scores, bias.expand_as(scores)], dim=1).permute(0, 2, 3, 1), pe.f.first)
 
 
 def _linear(x: Tensor, layer: Affine) -> Tensor:

@@ -3,35 +3,29 @@
 :func:`measure` does the work without the command line, :func:`rows` turns its result into rows of the one type.
 """
 
-import contextlib
-import sys
-from collections.abc import Callable
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dape.bench.model_plan import DEFAULT_DEPTHS, Planned, plan, shape_of
-from dape.bench.model_records import PASSES, ModelResult, ModelRow, make_table, rows
-from dape.bench.options import (
-    INTERRUPTED,
-    check_choices,
-    check_counts,
-    check_device,
-    check_encoding,
-    check_lengths,
-    check_memory_limit,
-    circumstances,
-    memory_limit,
-    torch_threads,
-)
-from dape.bench.progress import Progress
-from dape.bench.records import print_table, write_json
-from dape.bench.train_records import TrainPass
+from dape.bench import runner
+from dape.bench.model_plan import DEFAULT_DEPTHS, GPT2_VOCABULARY, PASSES, Planned, plan, shape_of
+from dape.bench.model_records import Group, make_records, rows, table_of
+from dape.bench.options import check_choices, check_common, fields_for, memory_limit, once
+from dape.bench.records import Results, pass_name, place_of, print_table
+from dape.bench.runner import Begins, Part, Plan, Progress, Telling, Timed, command, say
+from dape.bench.train import TrainPass
 from dape.config.load import preset_names
 from dape.errors import UsageError
-from dape.files import check_writable_file
 
-__all__ = ["ModelBench", "ModelResult", "measure", "rows", "run", "show"]
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["ModelBench", "measure", "rows", "run", "show"]
 
 Precision = Literal["fp32", "bf16"]
 
@@ -99,46 +93,16 @@ class ModelBench:
 
 def run(config: ModelBench) -> int:
     """Measure and report. Returns the exit code: 1 if nothing fits the memory, 130 if interrupted."""
-    result = measure(config, progress=Progress)
-    if config.json is not None:  # first: whoever reads the table through a pipe may stop early
-        write_json(config.json, dict(result.settings), result.rows)
-        _say(f"wrote {config.json}")
-    if not result.complete:
-        _say("interrupted: only what was finished until then is reported")
-    show(result)
-    if not result.complete:
-        return INTERRUPTED
-    return 0 if result.rows else 1
+    config = checked(config)
+    return command(config, lambda threads: _plan(config, say), tables, failed=lambda results: not results.records)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def measure(
-    config: ModelBench,
-    tell: Callable[[str], None] = _say,
-    progress: type[Progress] | None = None,
-) -> ModelResult:
+def measure(config: ModelBench, tell: Callable[[str], None] = say, progress: type[Progress] | None = None) -> Results:
     """The work of the command. ``tell`` hears what is left out and, unless there is a progress bar, what is going on.
 
     An interruption (Ctrl-C) ends it early with what was finished."""
-    config = filled_in(config)
-    check(config)
-    with torch_threads(config.threads) as threads:
-        check_device(config.device)
-        planned, skipped = _plan(config)
-        for text in skipped:
-            tell(text)
-        found, complete = _measure(config, planned, progress or (lambda steps: _Telling(tell)))
-        settings = {
-            **circumstances(config, threads),
-            "dtype": DTYPES[config.precision],
-            "models": {p.size: {**asdict(p.shape), "layers_measured": list(p.depths)} for p in planned},
-            "skipped": skipped,
-            "complete": complete,
-        }
-    return ModelResult(rows=tuple(found), skipped=tuple(skipped), settings=settings, complete=complete)
+    config = checked(config)
+    return runner.measure(config, lambda threads: _plan(config, tell), progress or Telling(tell))
 
 
 # Before the work -----------------------------------------------------------------------------------------------------
@@ -148,33 +112,27 @@ def filled_in(config: ModelBench) -> ModelBench:
     """With defaults in place of None; names count once, passes come in their order, depths in theirs."""
     defaults = {**DEFAULTS, **QUICK} if config.quick else DEFAULTS
     config = replace(config, **{n: v for n, v in defaults.items() if getattr(config, n) is None})
-    once = {n: tuple(dict.fromkeys(getattr(config, n))) for n in ("sizes", "encodings", "lengths")}
     depths = tuple(sorted(set(config.layers))) if config.layers is not None else None
-    return replace(config, **once, passes=tuple(sorted(set(config.passes or ()), key=_order)), layers=depths)
+    config = replace(config, passes=tuple(sorted(set(config.passes or ()), key=_order)), layers=depths)
+    return once(config, "sizes", "encodings", "lengths")
 
 
 def _order(pass_: str) -> int:
     return PASSES.index(pass_) if pass_ in PASSES else len(PASSES)
 
 
-def check(config: ModelBench) -> None:
-    """Refuse what cannot be meant, before anything slow is imported or started."""
+def checked(config: ModelBench) -> ModelBench:
+    """Filled in; refuses what makes no sense before anything slow is imported or started."""
+    config = filled_in(config)
     check_choices("sizes", config.sizes or (), preset_names())
     check_choices("passes", config.passes or (), PASSES)
     check_choices("precision", (config.precision,), get_args(Precision))
-    check_counts(config, "batch", "vocabulary", "rounds", "warm_up", "threads")
-    check_lengths(config.lengths)
-    if not config.encodings:
-        raise UsageError("--encodings needs at least one name from `dape list`")
-    for name in config.encodings:
-        check_encoding("encodings", name)
+    check_common(config, "batch", "vocabulary", "rounds", "warm_up", "threads", names="encodings")
     if config.minutes is not None and not config.minutes > 0:
         raise UsageError(f"--minutes must be positive, got {config.minutes}")
-    check_memory_limit(config.memory_limit_gb)
-    if config.json is not None:
-        check_writable_file(config.json, "--json")
     if config.layers is not None:
         _check_layers(config.layers, config.sizes or ())
+    return config
 
 
 def _check_layers(layers: tuple[int, ...], sizes: tuple[str, ...]) -> None:
@@ -187,7 +145,7 @@ def _check_layers(layers: tuple[int, ...], sizes: tuple[str, ...]) -> None:
             raise UsageError(f"--layers {max(layers)}: {size} has only {shape_of(size).layers}")
 
 
-def _plan(config: ModelBench) -> tuple[list[Planned], list[str]]:
+def _fitting(config: ModelBench) -> tuple[list[Planned], list[str]]:
     """What fits of each size, and in words what does not."""
     limit = memory_limit(config.memory_limit_gb, config.device)
     planned, skipped = [], []
@@ -210,53 +168,87 @@ def _plan(config: ModelBench) -> tuple[list[Planned], list[str]]:
 # The work ------------------------------------------------------------------------------------------------------------
 
 
-class _Telling(contextlib.nullcontext):
-    """In place of a progress bar: what begins is told, steps are not."""
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        super().__init__(self)
-        self.begin = tell
-
-    def step(self) -> None:
-        pass
-
-
-def _measure(config: ModelBench, planned: list[Planned], progress: Callable[[int], Any]) -> tuple[list[ModelRow], bool]:
-    """The rows, and whether all of them could be finished."""
-    from dape.bench.model_measure import Session
-
-    assert config.encodings and config.rounds
-    session = Session(
-        planned=planned,
-        encodings=config.encodings,
-        batch=config.batch,
-        precision=DTYPES[config.precision],
-        device=config.device,
-        seed=config.seed,
-        rounds=config.rounds,
-        warm_up=config.warm_up,
-        minutes=config.minutes,
+def _plan(config: ModelBench, tell: Callable[[str], None]) -> Plan:
+    planned, skipped = _fitting(config)
+    for words in skipped:
+        tell(words)
+    assert config.rounds and config.encodings
+    return Plan(
+        parts=_parts(config, planned),
+        steps=config.rounds * len(config.encodings) * sum(len(p.depths) * len(p.cases) for p in planned),
+        settings={
+            "dtype": DTYPES[config.precision],
+            "models": {p.size: {**asdict(p.shape), "layers_measured": list(p.depths)} for p in planned},
+            "skipped": skipped,
+        },
     )
-    try:
-        with progress(session.steps()) as watch:
-            session.run(watch)
-    except KeyboardInterrupt:
-        return session.rows, False
-    return session.rows, True
+
+
+def _parts(config: ModelBench, planned: list[Planned]) -> Iterator[Part]:
+    """Size after size, pass after pass; models take turns. Cases share the time that is left equally."""
+    end = math.inf if config.minutes is None else time.monotonic() + 60 * config.minutes
+    left = sum(len(size.cases) for size in planned)
+    for size in planned:
+        if size.cases:
+            yield Begins(f"{size.size}: initial weights")
+        for part in _parts_of(config, size):
+            now = time.monotonic()
+            yield replace(part, deadline=now + (end - now) / left)
+            left -= 1
+        gc.collect()  # gigabytes, before the next ones are taken
+
+
+def _parts_of(config: ModelBench, planned: Planned) -> Iterator[Timed]:
+    from dape.bench.model_cases import make_trainees, make_trunk
+    from dape.bench.train_cases import Workload
+
+    assert config.rounds and config.encodings
+    shape, lengths = planned.shape, list(dict.fromkeys(length for length, _ in planned.cases))
+    if not lengths:
+        return
+    of_shape = {name: getattr(shape, name) for name in ("width", "heads", "vocabulary")}
+    dtype, deepest = DTYPES[config.precision], max(planned.depths)
+    workload = fields_for(Workload, config, **of_shape, layers=deepest, precision=dtype, compile=False)
+    trunk = make_trunk(workload, lengths[0])
+    for length in lengths:
+        # Anew for every length: the optimizer's memory is that of one step, and must not outlive it.
+        trainees = make_trainees(trunk, config.encodings, planned.depths, workload, length)
+        as_published = config.batch == 1 and length == 512 and shape.vocabulary == GPT2_VOCABULARY
+        for _, pass_ in (case for case in planned.cases if case[0] == length):
+            group = Group(
+                size=planned.size,
+                layers=shape.layers,
+                length=length,
+                pass_=pass_,
+                rounds=config.rounds,
+                as_published=as_published,
+            )
+            yield Timed(
+                what=f"{planned.size}, {length} tokens, {pass_name(pass_)}",
+                calls={case: getattr(trainee, pass_) for case, trainee in trainees.items()},
+                repeats=config.rounds,
+                warm_up=config.warm_up,
+                records=partial(make_records, group),
+            )
 
 
 # After the work ------------------------------------------------------------------------------------------------------
 
 
-def show(result: ModelResult) -> None:
-    """One table per size."""
-    for size in dict.fromkeys(row.size for row in result.rows):
-        print_table(make_table([row for row in result.rows if row.size == size], _title(size, result.settings)))
+def tables(results: Results) -> "Iterator[Table]":
+    """One per size."""
+    for size in dict.fromkeys(record["size"] for record in results.records):
+        title = _title(size, results.settings)
+        yield table_of([record for record in results.records if record["size"] == size], title)
+
+
+def show(results: Results) -> None:
+    for table in tables(results):
+        print_table(table)
 
 
 def _title(size: str, settings: Any) -> str:
     model = settings["models"][size]
-    threads = "1 thread" if settings["threads"] == 1 else f"{settings['threads']} threads"
     facts = [
         f"{size}: width {model['width']}",
         f"{model['heads']} heads",
@@ -264,7 +256,7 @@ def _title(size: str, settings: Any) -> str:
         f"batch {settings['batch']}",
         *([f"{settings['lengths'][0]} tokens"] if len(settings["lengths"]) == 1 else []),
         settings["dtype"],
-        threads if settings["device"] == "cpu" else settings["device"],
+        place_of(settings),
     ]
     measured = " and ".join(map(str, model["layers_measured"]))
     return f"{', '.join(facts)}; {measured} of {model['layers']} layers measured"

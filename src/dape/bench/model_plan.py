@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dape.bench.model_records import PASSES
-from dape.bench.train_records import TrainPass
+from dape.bench.records import pass_name
+from dape.bench.train import TrainPass
 from dape.config.load import read_preset
 from dape.machine import GB
 from dape.models.config import DecoderConfig
 from dape.training.cost import STATE_BYTES, activation_bytes, dense_parameters, encoding_parameters
 
+PASSES: tuple[TrainPass, ...] = ("forward", "forward_backward", "step")
+"""Each does more than the one before, and needs more memory."""
 GPT2_VOCABULARY = 50304
 ON_BYTES = ("tiny", "small")
 DEFAULT_DEPTHS = (1, 2)
@@ -82,6 +84,6 @@ def bytes_needed(
 def _too_large(size: str, depths: Sequence[int], length: int, pass_: TrainPass, needed: int, limit: float) -> str:
     layers = "1 layer" if max(depths) == 1 else f"{max(depths)} layers"
     return (
-        f"{size}, {layers}, {length} tokens, {pass_.replace('_', '+')}: not run, "
+        f"{size}, {layers}, {length} tokens, {pass_name(pass_)}: not run, "
         f"needs about {needed / GB:.3g} GB of {limit / GB:.3g} GB that may be used"
     )

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dape.bench.records import new_table
-from dape.bench.train_records import Spread, TrainPass, flat, paired, with_range
+from dape.bench.records import Column, Record, Results, Spread, make_table, paired, spread, text, with_range
+from dape.bench.train import TrainPass
 from dape.positional.names import base_of
 from dape.results import paper
 from dape.results.records import Row
@@ -15,55 +15,8 @@ from dape.results.records import Row
 if TYPE_CHECKING:
     from rich.table import Table
 
-PASSES: tuple[TrainPass, ...] = ("forward", "forward_backward", "step")
-"""Each does more than the one before, and needs more memory."""
 DAPE_KERPLE = "dape-kerple"
 """The paper's ratios are relative to it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelRow:
-    """One model at one depth: measured, or extrapolated to the whole."""
-
-    size: str
-    encoding: str
-    length: int
-    pass_: TrainPass
-    layers: int
-    extrapolated: bool
-    """Not timed, but the continuation of a line through the depths that were."""
-    layers_measured: tuple[int, ...]
-    ms: Spread
-    per_layer_ms: float | None
-    """Slope of that line, the median over rounds; None without a second depth."""
-    fixed_ms: float | None
-    """Its value at no layers: embedding, head, loss, and the optimizer of these."""
-    vs_dape_kerple: Spread | None
-    """Time relative to dape-kerple at the same depth, compared round by round."""
-    base: str | None
-    """For dape-X the X it is compared with."""
-    vs_base: Spread | None
-    """Time relative to the base, likewise."""
-    paper_vs_dape_kerple: float | None
-    """The paper's ratio (A800), where it has one for this size under these conditions."""
-    paper_vs_base: float | None
-    samples_ms: tuple[float, ...]
-    """Of every round."""
-    note: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return flat(self, "ms", "vs_dape_kerple", "vs_base")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelResult:
-    rows: tuple[ModelRow, ...]
-    skipped: tuple[str, ...]
-    """What did not fit the memory, in words."""
-    settings: Mapping[str, Any]
-    """Options, shapes of the models, machine, versions."""
-    complete: bool
-    """False if it was interrupted."""
 
 
 # Arithmetic ----------------------------------------------------------------------------------------------------------
@@ -109,7 +62,7 @@ class Group:
     """Batch, length and vocabulary are the paper's."""
 
 
-def make_rows(samples: Mapping[tuple[str, int], Sequence[float]], group: Group) -> list[ModelRow]:
+def make_records(group: Group, samples: Mapping[tuple[str, int], Sequence[float]]) -> list[Record]:
     """``samples`` holds seconds by encoding and depth, the n-th of each from round n. Measured depths come first."""
     timed: dict[str, dict[int, Sequence[float]]] = {}
     for (encoding, depth), seconds in samples.items():
@@ -117,45 +70,49 @@ def make_rows(samples: Mapping[tuple[str, int], Sequence[float]], group: Group) 
             timed.setdefault(encoding, {})[depth] = seconds
     fitted = {encoding: lines(times) for encoding, times in timed.items()}
     depths = sorted({depth for times in timed.values() for depth in times})
-    rows = []
+    records = []
     for depth in dict.fromkeys([*depths, group.layers]):
         here = {
             encoding: times[depth] if depth in times else [line.at(depth) for line in fitted[encoding]]
             for encoding, times in timed.items()
         }
-        rows += [_row(encoding, depth, here, timed, fitted, group) for encoding in here if here[encoding]]
-    return rows
+        records += [_record(encoding, depth, here, timed, fitted, group) for encoding in here if here[encoding]]
+    return records
 
 
-def _row(
+def _record(
     encoding: str,
     depth: int,
     here: Mapping[str, Sequence[float]],
     timed: Mapping[str, Mapping[int, Sequence[float]]],
     fitted: Mapping[str, Sequence[Line]],
     group: Group,
-) -> ModelRow:
+) -> Record:
+    """One model at one depth: measured, or extrapolated to the whole."""
     seconds, base, through = here[encoding], base_of(encoding), fitted[encoding]
-    milliseconds = tuple(1000 * s for s in seconds)
-    return ModelRow(
-        size=group.size,
-        encoding=encoding,
-        length=group.length,
-        pass_=group.pass_,
-        layers=depth,
-        extrapolated=depth not in timed[encoding],
-        layers_measured=tuple(sorted(timed[encoding])),
-        ms=Spread.of(milliseconds),
-        per_layer_ms=1000 * statistics.median(line.per_layer for line in through) if through else None,
-        fixed_ms=1000 * statistics.median(line.fixed for line in through) if through else None,
-        vs_dape_kerple=paired(seconds, here.get(DAPE_KERPLE)),
-        base=base if base in here else None,
-        vs_base=paired(seconds, here.get(base or "")),
-        paper_vs_dape_kerple=paper_ratio(group.size, encoding, DAPE_KERPLE) if group.as_published else None,
-        paper_vs_base=paper_ratio(group.size, encoding, base) if group.as_published else None,
-        samples_ms=milliseconds,
-        note=_note(len(seconds), through, group.rounds),
-    )
+    milliseconds = [1000 * s for s in seconds]
+    return {
+        "size": group.size,
+        "encoding": encoding,
+        "length": group.length,
+        "pass": group.pass_,
+        "layers": depth,
+        # Not timed, but the continuation of a line through the depths that were.
+        "extrapolated": depth not in timed[encoding],
+        "layers_measured": sorted(timed[encoding]),
+        **spread("ms", Spread.of(milliseconds)),
+        # Slope of that line, and its value at no layers: embedding, head, loss, and the optimizer of these.
+        "per_layer_ms": 1000 * statistics.median(line.per_layer for line in through) if through else None,
+        "fixed_ms": 1000 * statistics.median(line.fixed for line in through) if through else None,
+        **spread("vs_dape_kerple", paired(seconds, here.get(DAPE_KERPLE))),
+        "base": base if base in here else None,
+        **spread("vs_base", paired(seconds, here.get(base or ""))),
+        # The paper's ratios (A800), where it has one for this size under these conditions.
+        "paper_vs_dape_kerple": paper_ratio(group.size, encoding, DAPE_KERPLE) if group.as_published else None,
+        "paper_vs_base": paper_ratio(group.size, encoding, base) if group.as_published else None,
+        "samples_ms": milliseconds,  # of every round
+        "note": _note(len(seconds), through, group.rounds),
+    }
 
 
 def _note(done: int, through: Sequence[Line], rounds: int) -> str:
@@ -180,43 +137,44 @@ def _published() -> dict[tuple[str, str], float]:
 
 # As rows of the one type ---------------------------------------------------------------------------------------------
 
+METRICS = {
+    "milliseconds": "ms",
+    "time_ratio_to_dape_kerple": "vs_dape_kerple",
+    "time_ratio_to_base": "vs_base",
+}
+WHERE = ("dtype", "threads", "device", "batch", "torch", "cpu", "cores", "platform", "python", "commit", "date")
 
-def rows(result: ModelResult) -> list[Row]:
+
+def rows(results: Results) -> list[Row]:
     """Times, and ratios to dape-kerple under the paper's name for them, for whatever reads result rows."""
-    found = []
-    for row in result.rows:
-        found.append(_record(row, "milliseconds", row.ms, result.settings))
-        if row.vs_dape_kerple is not None:
-            found.append(_record(row, "time_ratio_to_dape_kerple", row.vs_dape_kerple, result.settings))
-        if row.vs_base is not None:
-            found.append(_record(row, "time_ratio_to_base", row.vs_base, result.settings))
-    return found
+    return [
+        _row(record, metric, found, results.settings)
+        for record in results.records
+        for metric, name in METRICS.items()
+        if (found := Spread.found_in(record, name)) is not None
+    ]
 
 
-def _record(row: ModelRow, metric: str, value: Spread, settings: Mapping[str, Any]) -> Row:
-    where = ("dtype", "threads", "device", "batch", "torch", "cpu", "cores", "platform", "python", "commit", "date")
+def _row(record: Record, metric: str, value: Spread, settings: Mapping[str, Any]) -> Row:
     return Row(
-        run=f"{row.encoding}-{row.size}-{row.layers}-layers-{row.pass_}",
-        method=row.encoding,
+        run="{encoding}-{size}-{layers}-layers-{pass}".format(**record),
+        method=record["encoding"],
         seed=settings["seed"],
-        train_length=row.length,
-        length=row.length,
+        train_length=record["length"],
+        length=record["length"],
         metric=metric,
         value=value.median,
-        scored_tokens=settings["batch"] * row.length,
-        protocol=row.pass_,
+        scored_tokens=settings["batch"] * record["length"],
+        protocol=record["pass"],
         data_hash="",  # random tokens
-        note=row.note,
+        note=record["note"],
         extra={
-            "model": row.size,
-            "layers": row.layers,
-            "layers_measured": list(row.layers_measured),
-            "extrapolated": row.extrapolated,
-            "pass": row.pass_,
+            "model": record["size"],
+            **{name: record[name] for name in ("layers", "layers_measured", "extrapolated", "pass")},
             "q1": value.q1,
             "q3": value.q3,
-            "rounds": len(row.samples_ms),
-            **{name: settings[name] for name in where},
+            "rounds": len(record["samples_ms"]),
+            **{name: settings[name] for name in WHERE},
         },
     )
 
@@ -232,53 +190,49 @@ CAPTION = (
 NOISY = " noisy: rounds in which more layers did not take longer; distrust what was continued from them."
 
 
-def make_table(rows: Sequence[ModelRow], title: str) -> "Table":
-    """One line per encoding, length and pass of one size."""
-    table = new_table(title, CAPTION + NOISY * any("noisy" in row.note for row in rows))
-    table.pad_edge, table.collapse_padding = False, True  # so that it fits 80 columns
-    cases: dict[tuple[int, str, str], dict[int, ModelRow]] = {}
-    for row in rows:
-        cases.setdefault((row.length, NAMES[row.pass_], row.encoding), {})[row.layers] = row
-    depths = {row.layers: row.extrapolated for row in sorted(rows, key=lambda row: row.layers)}
-    several, noted = len({row.length for row in rows}) > 1, any(row.note for row in rows)
-    for header in ["length"] * several + ["pass", "encoding"]:
-        table.add_column(header, no_wrap=True)
-    ratios = (f"vs {DAPE_KERPLE}", "paper", "vs base", "paper")
-    for header in [_depth(layers, guessed) for layers, guessed in depths.items()] + list(ratios):
-        table.add_column(header, justify="right", overflow="fold", no_wrap=header == "paper")
-    if noted:
-        table.add_column("note", overflow="fold")
-    previous = None
-    for (length, pass_, encoding), by_depth in cases.items():
-        if previous not in (None, (length, pass_)):
-            table.add_section()
-        last = by_depth[max(by_depth)]
-        cells = [str(length)] * several + [pass_, encoding, *(_time(by_depth.get(layers)) for layers in depths)]
-        table.add_row(*cells, *_ratios(last), *[last.note] * noted)
-        previous = (length, pass_)
-    return table
+def table_of(records: Sequence[Record], title: str) -> "Table":
+    """One line per encoding, length and pass of one size: the record of the last depth, times of all of them."""
+    cases: dict[tuple[int, str, str], dict[int, Record]] = {}
+    for record in records:
+        cases.setdefault((record["length"], record["pass"], record["encoding"]), {})[record["layers"]] = record
+    last = [by_depth[max(by_depth)] for by_depth in cases.values()]
+
+    def depth(layers: int, extrapolated: bool) -> Column:
+        header = f"{'~' if extrapolated else ''}{layers} layer{'s' if layers > 1 else ''}"
+        return Column(header, lambda r: _time(cases[r["length"], r["pass"], r["encoding"]].get(layers)), wraps=True)
+
+    depths = {r["layers"]: r["extrapolated"] for r in sorted(records, key=lambda r: r["layers"])}
+    columns = [
+        *[Column("length", lambda r: str(r["length"]), left=True)] * (len({r["length"] for r in records}) > 1),
+        Column("pass", lambda r: NAMES[r["pass"]], left=True),
+        text("encoding"),
+        *(depth(layers, extrapolated) for layers, extrapolated in depths.items()),
+        Column(f"vs {DAPE_KERPLE}", lambda r: _ratio(r, "vs_dape_kerple"), wraps=True),
+        Column("paper", lambda r: _published_ratio(r, "paper_vs_dape_kerple")),
+        Column("vs base", lambda r: _ratio(r, "vs_base"), wraps=True),
+        Column("paper", lambda r: _published_ratio(r, "paper_vs_base")),
+    ]
+    caption = CAPTION + NOISY * any("noisy" in record["note"] for record in records)
+    return make_table(title, caption, last, columns, ("length", "pass"), narrow=True)
 
 
-def _depth(layers: int, extrapolated: bool) -> str:
-    return f"{'~' if extrapolated else ''}{layers} layer{'s' if layers > 1 else ''}"
-
-
-def _time(row: ModelRow | None) -> str:
-    if row is None:
+def _time(record: Record | None) -> str:
+    if record is None:
         return "-"
-    digits = 0 if row.ms.median >= 100 else 1
-    return f"~{_ranged(row, row.ms, digits)}" if row.extrapolated else f"{row.ms.median:.{digits}f}"
+    digits = 0 if record["ms"] >= 100 else 1
+    return _ranged(record, "ms", digits) if record["extrapolated"] else f"{record['ms']:.{digits}f}"
 
 
-def _ranged(row: ModelRow, spread: Spread, digits: int = 2) -> str:
+def _ratio(record: Record, name: str) -> str:
+    return "-" if record[name] is None else _ranged(record, name, digits=2)
+
+
+def _ranged(record: Record, name: str, digits: int) -> str:
     """A single round has no range: (0.00) would look like certainty."""
-    return with_range(spread, digits) if len(row.samples_ms) > 1 else f"{spread.median:.{digits}f}"
+    single = len(record["samples_ms"]) == 1
+    number = f"{record[name]:.{digits}f}" if single else with_range(record, name, digits)
+    return f"~{number}" if record["extrapolated"] else number
 
 
-def _ratios(row: ModelRow) -> list[str]:
-    def number(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f}"
-
-    flag = "~" if row.extrapolated else ""
-    ours = [flag + _ranged(row, r) if r is not None else "-" for r in (row.vs_dape_kerple, row.vs_base)]
-    return [ours[0], number(row.paper_vs_dape_kerple), ours[1], number(row.paper_vs_base)]
+def _published_ratio(record: Record, name: str) -> str:
+    return "-" if record[name] is None else f"{record[name]:.2f}"

@@ -2,16 +2,16 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dape.errors import UsageError
+from dape.files import check_writable_file
 from dape.machine import GB, available_bytes, check_threads
 from dape.positional.catalogue import find
 from dape.provenance import machine
 
-INTERRUPTED = 130
 SHARE_OF_MEMORY = 0.7
 
 
@@ -19,19 +19,37 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def check_counts(config: object, *names: str) -> None:
-    """None is left alone: it stands for a default."""
-    for name in names:
+def check_common(config: Any, *counts: str, names: str | None = None, besides: str = "") -> None:
+    """What most benchmarks have: counts, of which None stands for a default; lengths; an option, called ``names``, with
+    encodings and perhaps one word ``besides``; a limit of memory; a file."""
+    for name in counts:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise UsageError(f"{flag(name)} must be at least 1, got {value}")
+    if hasattr(config, "lengths"):
+        _check_lengths(config.lengths or ())
+    if names is not None:
+        _check_encodings(names, getattr(config, names), besides)
+    limit = getattr(config, "memory_limit_gb", None)
+    if limit is not None and not limit > 0:
+        raise UsageError(f"--memory-limit-gb must be positive, got {limit}")
+    if config.json is not None:
+        check_writable_file(config.json, "--json")
 
 
-def check_lengths(lengths: Sequence[int]) -> None:
+def _check_lengths(lengths: Sequence[int]) -> None:
     if not lengths:
         raise UsageError("--lengths needs at least one length")
     if min(lengths) < 1:
         raise UsageError(f"--lengths must be positive, got {min(lengths)}")
+
+
+def _check_encodings(name: str, given: Sequence[str], besides: str) -> None:
+    if not given:
+        raise UsageError(f"{flag(name)} needs at least one name from `dape list`{besides and f', or {besides}'}")
+    for encoding in given:
+        if encoding != besides:
+            check_encoding(name, encoding)
 
 
 def check_choices(name: str, given: Sequence[str], choices: Sequence[str]) -> None:
@@ -42,11 +60,6 @@ def check_choices(name: str, given: Sequence[str], choices: Sequence[str]) -> No
             raise UsageError(f"{flag(name)}: {value!r} is not known; choose from {', '.join(choices)}")
 
 
-def check_memory_limit(limit_gb: float | None) -> None:
-    if limit_gb is not None and not limit_gb > 0:
-        raise UsageError(f"--memory-limit-gb must be positive, got {limit_gb}")
-
-
 def check_encoding(name: str, encoding: str) -> None:
     try:
         find(encoding)
@@ -54,7 +67,7 @@ def check_encoding(name: str, encoding: str) -> None:
         raise UsageError(f"{flag(name)}: {error}") from error
 
 
-def check_device(name: str) -> None:
+def _check_device(name: str) -> None:
     import torch
 
     try:
@@ -65,16 +78,22 @@ def check_device(name: str) -> None:
 
 
 @contextlib.contextmanager
-def torch_threads(wanted: int | None) -> Iterator[int]:
-    """Set torch's threads for a while; yields how many there are."""
+def surroundings(config: Any) -> Iterator[dict[str, Any]]:
+    """The options of a benchmark, a dataclass, and everything else that its numbers depend on. Meanwhile torch has the
+    threads that were asked for. A benchmark without an option for threads does not use torch."""
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
+    if "threads" not in given:
+        yield {**given, **machine()}
+        return
     import torch
 
     before = torch.get_num_threads()
-    if wanted is not None:
-        check_threads(wanted)
-    torch.set_num_threads(wanted or before)
+    if config.threads is not None:
+        check_threads(config.threads)
+    torch.set_num_threads(config.threads or before)
     try:
-        yield torch.get_num_threads()
+        _check_device(given.get("device", "cpu"))
+        yield {**given, "threads": torch.get_num_threads(), "torch": torch.__version__, **machine()}
     finally:
         torch.set_num_threads(before)
 
@@ -90,9 +109,15 @@ def memory_limit(limit_gb: float | None, device: str) -> float:
     return SHARE_OF_MEMORY * available_bytes()
 
 
-def circumstances(config: Any, threads: int) -> dict[str, Any]:
-    """The options of a benchmark, a dataclass, and everything else that its numbers depend on."""
-    import torch
+T = TypeVar("T", bound=Any)
 
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
-    return {**given, "threads": threads, "torch": torch.__version__, **machine()}
+
+def fields_for(kind: type[T], config: Any, **others: Any) -> T:
+    """A dataclass filled with the options of the same names, unless they are given."""
+    names = [field.name for field in fields(kind)]
+    return kind(**{name: others[name] if name in others else getattr(config, name) for name in names})
+
+
+def once(config: T, *names: str) -> T:
+    """With every value of these options counted once."""
+    return replace(config, **{name: tuple(dict.fromkeys(getattr(config, name))) for name in names})

@@ -1,87 +1,147 @@
-"""The result of a benchmark: rows, and how they are written and shown. Does not import torch."""
+"""The result of a benchmark: records, and how they are written, read and shown. Does not import torch.
+
+All benchmarks have one kind of record, a flat mapping from names to values, and one file:
+``{"config": {options, machine, versions}, "rows": [records]}``.
+"""
 
 import json
 import os
+import statistics
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Self
 
 from dape.files import write_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-Pass = Literal["forward", "forward_backward"]
+Record = dict[str, Any]
+"""What was measured (encoding, length, pass, ...), what was found, and a note in words, as plain values. A spread takes
+three names: its median the plain one, its quartiles that with _q1 and _q3."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    impl: str
-    encoding: str
-    length: int
-    pass_: Pass
-    ms: float | None = None
-    """Median time of one call; None if it was not run."""
-    peak_mb: float | None = None
-    """Most memory held during one call beyond its inputs, in 10^6 bytes; None if not measured."""
-    note: str = ""
+# Numbers -------------------------------------------------------------------------------------------------------------
 
-    def as_json(self) -> dict[str, Any]:
-        return {name.rstrip("_"): value for name, value in asdict(self).items()}
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles."""
+
+    median: float
+    q1: float
+    q3: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Self:
+        if len(samples) == 1:
+            return cls(samples[0], samples[0], samples[0])
+        q1, median, q3 = statistics.quantiles(samples, n=4, method="inclusive")
+        return cls(median, q1, q3)
+
+    @classmethod
+    def found_in(cls, record: Record, name: str) -> Self | None:
+        return None if record[name] is None else cls(record[name], record[f"{name}_q1"], record[f"{name}_q3"])
+
+
+def spread(name: str, found: Spread | None) -> Record:
+    """The values of a record that a spread, or the lack of one, makes up."""
+    numbers = (None, None, None) if found is None else (found.median, found.q1, found.q3)
+    return dict(zip((name, f"{name}_q1", f"{name}_q3"), numbers, strict=True))
+
+
+def paired(above: Sequence[float] | None, below: Sequence[float] | None) -> Spread | None:
+    """Ratios within a round: what slows the machine down for seconds slows both alike and cancels."""
+    if above is None or below is None:
+        return None
+    # An interrupted last round may lack one of the two. Noise can push extrapolated times below zero: no ratio then.
+    ratios = [a / b for a, b in zip(above, below, strict=False) if a > 0 and b > 0]
+    return Spread.of(ratios) if ratios else None
+
+
+def if_partial(done: int, repeats: int) -> str:
+    """The note of a case that was not repeated as often as it should be."""
+    return "" if done == repeats else f"interrupted after {done} of {repeats} repetitions"
 
 
 # As a file -----------------------------------------------------------------------------------------------------------
 
 
-class JsonRow(Protocol):
-    def as_json(self) -> dict[str, Any]: ...
+@dataclass(frozen=True)
+class Results:
+    settings: Mapping[str, Any]
+    """Options, machine, versions, and what else the numbers depend on."""
+    records: Sequence[Record]
 
+    @property
+    def complete(self) -> bool:
+        """False if it was interrupted."""
+        return self.settings["complete"]
 
-def write_json(path: Path, config: dict[str, Any], rows: Iterable[JsonRow]) -> None:
-    write_text(path, json.dumps({"config": config, "rows": [row.as_json() for row in rows]}, indent=2) + "\n")
+    def write(self, path: Path) -> None:
+        found = {"config": dict(self.settings), "rows": list(self.records)}
+        write_text(path, json.dumps(found, indent=2) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The only reader, of the files of every benchmark."""
+        found = json.loads(path.read_text())
+        return cls(found["config"], found["rows"])
 
 
 # As a table ----------------------------------------------------------------------------------------------------------
 
 
-def new_table(title: str, caption: str) -> "Table":
-    """Without columns yet, in the one look of all benchmarks."""
+@dataclass(frozen=True)
+class Column:
+    header: str
+    cell: Callable[[Record], str]
+    left: bool = False
+    wraps: bool = False
+
+
+def text(name: str, header: str | None = None, *, wraps: bool = False) -> Column:
+    """A column of words, flush left."""
+    return Column(header or name, lambda record: str(record[name]), left=True, wraps=wraps)
+
+
+def count(name: str) -> Column:
+    return Column(name, lambda record: str(record[name]))
+
+
+def make_table(
+    title: str,
+    caption: str,
+    records: Sequence[Record],
+    columns: Sequence[Column],
+    group: Sequence[str] = (),
+    *,
+    narrow: bool = False,
+) -> "Table":
+    """One line per record in the one look of all benchmarks, a gap where a value of ``group`` changes. Notes get a
+    column if there are any. ``narrow``: without space at the edges, to fit 80 columns."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    return Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
-
-
-def make_table(rows: Sequence[Row], title: str) -> "Table":
-    """One line per row, grouped by length and pass, with times relative to two baselines of the same group."""
-    caption = "vs sdpa: time relative to sdpa; speed-up: times faster than appendix; peak MB: memory beyond the inputs"
-    table = new_table(title, caption)
-    table.add_column("length", justify="right", no_wrap=True)
-    table.add_column("pass", no_wrap=True)
-    table.add_column("impl", no_wrap=True)
-    for header in ("ms", "vs sdpa", "speed-up", "peak MB"):
-        table.add_column(header, justify="right", no_wrap=True)
-    if any(row.note for row in rows):
-        table.add_column("note")
-    times = {(row.length, row.pass_, row.impl): row.ms for row in rows}
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
+    table.pad_edge, table.collapse_padding = not narrow, narrow
+    noted = [text("note", wraps=True)] * any(record.get("note") for record in records)
+    for column in (shown := [*columns, *noted]):
+        table.add_column(
+            column.header,
+            justify="left" if column.left else "right",
+            no_wrap=not column.wraps,
+            overflow="fold" if column.wraps else "ellipsis",
+        )
     previous = None
-    for row in rows:
-        group = (row.length, row.pass_)
-        if previous not in (None, group):
+    for record in records:
+        place = [record[name] for name in group]
+        if previous not in (None, place):
             table.add_section()
-        cells = [
-            str(row.length),
-            row.pass_.replace("_", "+"),
-            row.impl,
-            _number(row.ms),
-            _ratio(row.ms, times.get((*group, "sdpa"))),
-            _ratio(times.get((*group, "appendix")), row.ms),
-            _number(row.peak_mb),
-        ]
-        table.add_row(*cells, *([row.note] if len(table.columns) > len(cells) else []))
-        previous = group
+        table.add_row(*(column.cell(record) for column in shown))
+        previous = place
     return table
 
 
@@ -96,11 +156,18 @@ def print_table(table: "Table") -> None:
     print(captured.get(), end="", flush=True)
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+def with_range(record: Record, name: str, digits: int = 2) -> str:
+    """Median and interquartile range."""
+    found = Spread.found_in(record, name)
+    return "-" if found is None else f"{found.median:.{digits}f} ({found.q3 - found.q1:.{digits}f})"
 
 
-def _ratio(value: float | None, base: float | None) -> str:
-    return "-" if not value or not base else f"{value / base:.2f}x"
+def pass_name(pass_: str) -> str:
+    return pass_.replace("_", "+")
+
+
+def place_of(settings: Mapping[str, Any]) -> str:
+    """Where it was computed: how many threads, or which other device."""
+    if settings.get("device", "cpu") != "cpu":
+        return settings["device"]
+    return "1 thread" if settings["threads"] == 1 else f"{settings['threads']} threads"

@@ -1,32 +1,42 @@
 """``dape bench train``: tokens per second in training, side by side. Imports torch only when it runs."""
 
-import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import contextlib
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dape.bench.options import (
-    INTERRUPTED,
-    check_choices,
-    check_counts,
-    check_device,
-    check_encoding,
-    check_lengths,
-    circumstances,
-    torch_threads,
+from dape.bench.options import check_choices, check_common, fields_for, once
+from dape.bench.records import (
+    Column,
+    Record,
+    Results,
+    Spread,
+    count,
+    if_partial,
+    make_table,
+    paired,
+    pass_name,
+    place_of,
+    spread,
+    text,
+    with_range,
 )
-from dape.bench.progress import Progress
-from dape.bench.records import print_table, write_json
-from dape.bench.train_records import PLAIN_GPT, TrainPass, TrainRow, make_table
+from dape.bench.runner import Begins, NotMeasuredError, Part, Plan, Timed, command
 from dape.errors import UsageError
-from dape.files import check_writable_file
 from dape.machine import GB, available_bytes
 from dape.positional.catalogue import find
+from dape.positional.names import base_of
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from dape.bench.train_cases import Workload
 
+PLAIN_GPT = "plain-gpt"
+TrainPass = Literal["step", "forward_backward", "forward"]
 Preset = Literal["tiny", "350m-slice"]
 Precision = Literal["float32", "bfloat16"]
 
@@ -86,15 +96,7 @@ def run(config: TrainBench) -> int:
     """Verify, measure, report. Returns the exit code: 1 if rope and plain-gpt disagree, 130 if interrupted."""
     config = filled_in(config)
     check(config)
-    with torch_threads(config.threads) as threads:
-        check_device(config.device)
-        workload = _workload(config)
-        if not _verified(config, workload):
-            return 1
-        rows, complete = _measure(config, workload)
-        settings = {**circumstances(config, threads), "complete": complete}
-    _report(config, rows, settings)
-    return 0 if complete else INTERRUPTED
+    return command(config, lambda threads: _plan(config), tables)
 
 
 # Before the work -----------------------------------------------------------------------------------------------------
@@ -104,25 +106,16 @@ def filled_in(config: TrainBench) -> TrainBench:
     """What was not given comes from the preset; models and lengths count once."""
     check_choices("preset", (config.preset,), get_args(Preset))
     shape = {n: v for n, v in PRESETS[config.preset].items() if getattr(config, n) is None}
-    config = replace(config, **shape)
-    once = {n: tuple(dict.fromkeys(getattr(config, n))) for n in ("encodings", "lengths", "passes")}
-    return replace(config, **once)
+    return once(replace(config, **shape), "encodings", "lengths", "passes")
 
 
 def check(config: TrainBench) -> None:
-    """Refuse what cannot be meant, before anything slow is imported or started."""
-    check_counts(config, "layers", "width", "heads", "vocabulary", "batch", "repeats", "warm_up", "threads")
+    """Refuse what makes no sense, before anything slow is imported or started."""
+    counts = ("layers", "width", "heads", "vocabulary", "batch", "repeats", "warm_up", "threads")
+    check_common(config, *counts, names="encodings", besides=PLAIN_GPT)
     check_choices("passes", config.passes, get_args(TrainPass))
     check_choices("precision", (config.precision,), get_args(Precision))
-    check_lengths(config.lengths or ())
-    if not config.encodings:
-        raise UsageError(f"--encodings needs at least one name from `dape list`, or {PLAIN_GPT}")
-    for name in config.encodings:
-        if name != PLAIN_GPT:
-            check_encoding("encodings", name)
     _check_heads(config)
-    if config.json is not None:
-        check_writable_file(config.json, "--json")
     _check_memory(config)
 
 
@@ -151,62 +144,100 @@ def _check_memory(config: TrainBench) -> None:
         )
 
 
-def _workload(config: TrainBench) -> "Workload":
-    from dape.bench.train_cases import Workload
-
-    given = asdict(config)
-    return Workload(**{name: given[name] for name in Workload.__dataclass_fields__})
+# The work ------------------------------------------------------------------------------------------------------------
 
 
-def _verified(config: TrainBench, workload: "Workload") -> bool:
-    """The yardstick must compute the same as what it is held against."""
-    from dape.bench.train_cases import disagreements
+def _plan(config: TrainBench) -> Plan:
+    from dape.bench.train_cases import Workload, disagreements
 
+    workload = fields_for(Workload, config)
     wrong = disagreements(workload) if PLAIN_GPT in config.encodings else []
-    for text in wrong:
-        print(text, file=sys.stderr)
-    if wrong:
-        print(f"dape bench: rope and {PLAIN_GPT} are not the same function, so nothing was timed", file=sys.stderr)
-    return not wrong
+    if wrong:  # the yardstick must compute the same as what it is held against
+        verdict = f"dape bench: rope and {PLAIN_GPT} are not the same function, so nothing was timed"
+        raise NotMeasuredError("\n".join([*wrong, verdict]))
+    steps = len(config.lengths or ()) * len(config.passes) * len(config.encodings) * config.repeats
+    return Plan(parts=_parts(config, workload), steps=steps)
 
 
-def _measure(config: TrainBench, workload: "Workload") -> tuple[list[TrainRow], bool]:
-    """The rows, and whether all of them could be finished."""
-    from dape.bench.train_measure import Session
+def _parts(config: TrainBench, workload: "Workload") -> Iterator[Part]:
+    """Length after length, pass after pass; models take turns."""
+    from dape.bench.train_cases import make_trainee, room_for_graphs
 
-    session = Session(
-        workload=workload,
-        models=list(config.encodings),
-        lengths=list(config.lengths or ()),
-        passes=list(config.passes),
-        repeats=config.repeats,
-        warm_up=config.warm_up,
-    )
-    try:
-        with Progress(session.steps()) as progress:
-            session.run(progress)
-    except KeyboardInterrupt:
-        return session.rows, False
-    return session.rows, True
+    for length in config.lengths or ():
+        # With gradients and without are two graphs of a model, and each of them may come in several pieces.
+        graphs = room_for_graphs(4 * len(config.encodings)) if config.compile else contextlib.nullcontext()
+        with graphs:
+            yield Begins(f"{length} tokens, initial weights")
+            trainees = {model: make_trainee(model, workload, length) for model in config.encodings}
+            sizes = {model: trainee.size for model, trainee in trainees.items()}
+            for pass_ in config.passes:
+                yield Timed(
+                    what=f"{length} tokens, {pass_name(pass_)}",
+                    calls={model: getattr(trainee, pass_) for model, trainee in trainees.items()},
+                    repeats=config.repeats,
+                    warm_up=config.warm_up,
+                    records=partial(make_records, config, length, pass_, sizes),
+                )
+
+
+def make_records(
+    config: TrainBench,
+    length: int,
+    pass_: TrainPass,
+    parameters: Mapping[str, int],
+    samples: Mapping[str, Sequence[float]],
+) -> list[Record]:
+    """One for each model that was timed at all. ``samples`` holds seconds, the n-th of every model from round n."""
+    timed = {model: seconds for model, seconds in samples.items() if seconds}
+    return [
+        {
+            "model": model,  # an encoding, or plain-gpt
+            "length": length,
+            "pass": pass_,
+            **spread("ms", Spread.of([1000 * s for s in seconds])),
+            # The least disturbed step: worth a look where other work on the machine makes the quartiles wide.
+            "fastest_ms": 1000 * min(seconds),
+            "tokens_per_second": (config.batch or 0) * length / statistics.median(seconds),
+            **spread("speed_vs_plain_gpt", paired(timed.get(PLAIN_GPT), seconds)),
+            "base": base if (base := base_of(model)) in timed else None,  # of dape-X the X it is compared with
+            **spread("time_vs_base", paired(seconds, timed.get(base or ""))),
+            "parameters": parameters[model],
+            "note": if_partial(len(seconds), config.repeats),
+        }
+        for model, seconds in timed.items()
+    ]
 
 
 # After the work ------------------------------------------------------------------------------------------------------
 
-
-def _report(config: TrainBench, rows: Sequence[TrainRow], settings: dict[str, Any]) -> None:
-    # The file first: whoever reads the table through a pipe may stop early.
-    if config.json is not None:
-        write_json(config.json, settings, rows)
-        print(f"wrote {config.json}", file=sys.stderr)
-    if not settings["complete"]:
-        print("interrupted: only what was finished until then is reported", file=sys.stderr)
-    print_table(make_table(rows, _title(settings)))
+CAPTION = (
+    "(...): interquartile range. speed: tokens/s relative to plain-gpt, more is better. "
+    "time: dape-X relative to X, less is better. Both are medians of the ratios within a round."
+)
 
 
-def _title(settings: dict[str, Any]) -> str:
-    facts = [p.replace("_", "+") for p in settings["passes"] if len(settings["passes"]) == 1]
+def tables(results: Results) -> "Iterator[Table]":
+    yield table_of(results.records, _title(results.settings))
+
+
+def table_of(records: Sequence[Record], title: str) -> "Table":
+    """A single pass takes no column: the title names it."""
+    columns = [
+        count("length"),
+        text("model", wraps=True),
+        Column("ms", lambda r: with_range(r, "ms", digits=0 if r["ms"] >= 1000 else 1)),
+        Column("tokens/s", lambda r: f"{r['tokens_per_second']:.0f}"),
+        Column("speed", lambda r: with_range(r, "speed_vs_plain_gpt")),
+        Column("time", lambda r: with_range(r, "time_vs_base")),
+        Column("params", lambda r: f"{r['parameters'] / 1e6:.{2 if r['parameters'] < 100e6 else 0}f}M"),
+    ]
+    if len({record["pass"] for record in records}) > 1:
+        columns.append(Column("pass", lambda r: pass_name(r["pass"]), left=True, wraps=True))
+    return make_table(title, CAPTION, records, columns, ("length", "pass"), narrow=True)
+
+
+def _title(settings: Mapping[str, Any]) -> str:
+    facts = [pass_name(p) for p in settings["passes"] if len(settings["passes"]) == 1]
     facts += ["{layers} layers", "width {width}", "{heads} heads", "vocabulary {vocabulary}", "batch {batch}"]
-    threads = "1 thread" if settings["threads"] == 1 else "{threads} threads"
-    facts += ["{precision}", threads if settings["device"] == "cpu" else "{device}"]
-    facts += ["compiled"] if settings["compile"] else []
+    facts += ["{precision}", place_of(settings)] + ["compiled"] * settings["compile"]
     return ", ".join(facts).format(**settings)

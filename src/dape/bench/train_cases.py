@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dape.bench.plain_gpt import PlainGPT
-from dape.bench.train_records import PLAIN_GPT
+from dape.bench.train import PLAIN_GPT
 from dape.models.config import DecoderConfig
 from dape.models.decoder import DecoderLM
 from dape.tasks.base import Batch, Loss

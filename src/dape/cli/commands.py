@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dape.bench.attention import AttentionBench
-from dape.bench.attention import run as bench_attention
 from dape.bench.che import CheBench
 from dape.bench.che import run as bench_che
 from dape.bench.decode import DecodeBench
@@ -42,6 +41,7 @@ from dape.cli import (
     train,
     visualize,
 )
+from dape.cli.bench import bench_attention
 from dape.cli.list_encodings import ListEncodings, list_encodings
 from dape.cli.prepare import Prepare, prepare
 

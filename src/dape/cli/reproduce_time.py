@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dape.bench.model import ModelBench, measure, rows, show
-from dape.bench.progress import Progress
+from dape.bench.runner import Progress
 from dape.errors import UsageError
 from dape.experiments.reproduce.catalogue import PaperExperiment
 from dape.experiments.reproduce.scales import Scale

@@ -1,12 +1,13 @@
 """Time and peak memory of attention against length, as a figure. Loads matplotlib."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from dape.bench.records import Row
+from dape.bench.attention import title_of
+from dape.bench.records import Record, Results
 from dape.report.drawing import CAPTION_LINE, caption_lines, our_style, write_caption
 from dape.report.looks import BLACK, BLUE, BROWN, GREEN, GREY, ORANGE, PURPLE, VERMILION
 
@@ -26,11 +27,12 @@ PASSES = {"forward": "forward", "forward_backward": "forward and backward"}
 PANEL_WIDTH, PANEL_HEIGHT, LEFT, BETWEEN, LEGEND = 2.6, 2.0, 0.7, 0.75, 1.15
 
 
-def bench_figure(rows: Sequence[Row], title: str) -> Figure:
+def bench_figure(results: Results) -> Figure:
     """Rows of panels for the passes, columns for time and memory; both axes logarithmic, so that a slope of one is
     linear and of two quadratic."""
-    passes = [name for name in PASSES if any(row.pass_ == name for row in rows)]
-    impls = list(dict.fromkeys(row.impl for row in rows))
+    rows, title = results.records, title_of(results)
+    passes = [name for name in PASSES if any(row["pass"] == name for row in rows)]
+    impls = list(dict.fromkeys(row["impl"] for row in rows))
     text = (
         f"{title}. Memory is what a call holds beyond its inputs. A line ends where more did not fit or was not asked."
     )
@@ -42,7 +44,7 @@ def bench_figure(rows: Sequence[Row], title: str) -> Figure:
         figure = Figure(figsize=(width, height))
         for down, name in enumerate(passes):
             bottom = below + (len(passes) - 1 - down) * (PANEL_HEIGHT + 0.55)
-            of_pass = [row for row in rows if row.pass_ == name]
+            of_pass = [row for row in rows if row["pass"] == name]
             for across, (label, value) in enumerate(VALUES.items()):
                 left = LEFT + across * (PANEL_WIDTH + BETWEEN)
                 panel = figure.add_axes((left / width, bottom / height, PANEL_WIDTH / width, PANEL_HEIGHT / height))
@@ -58,16 +60,13 @@ def bench_figure(rows: Sequence[Row], title: str) -> Figure:
     return figure
 
 
-VALUES: dict[str, Callable[[Row], float | None]] = {
-    "milliseconds": lambda row: row.ms,
-    "peak memory in MB": lambda row: row.peak_mb,
-}
+VALUES = {"milliseconds": "ms", "peak memory in MB": "peak_mb"}
 
 
-def _draw(panel: Axes, rows: Sequence[Row], value: Callable[[Row], float | None]) -> None:
-    lengths = sorted({row.length for row in rows})
-    for impl in dict.fromkeys(row.impl for row in rows):
-        points = [(row.length, number) for row in rows if row.impl == impl and (number := value(row))]
+def _draw(panel: Axes, rows: Sequence[Record], value: str) -> None:
+    lengths = sorted({row["length"] for row in rows})
+    for impl in dict.fromkeys(row["impl"] for row in rows):
+        points = [(row["length"], number) for row in rows if row["impl"] == impl and (number := row[value])]
         if points:
             panel.plot(*zip(*sorted(points), strict=True), color=COLOURS[impl], marker="o", markersize=3, linewidth=1.4)
     panel.set_xscale("log", base=2)

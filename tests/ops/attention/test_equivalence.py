@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import dape
-from dape.ops.attention.fused import cells, run
+from dape.ops.attention.engines.cpp import Cpp
+from dape.ops.attention.fused import run
 from dape.ops.attention.fused.available import why_not_compiled
 from dape.positional.base import PositionalEncoding
 from dape.positional.randomized import Randomized
@@ -251,8 +252,8 @@ def compiled(monkeypatch):
     """Terms of FIRE come in blocks of few rows."""
     if reason := why_not_compiled(torch.empty(0)):
         pytest.skip(reason)
-    monkeypatch.setattr(cells, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(cells, "FEWEST_ROWS", 7)
+    monkeypatch.setattr(Cpp, "block_bytes", 1)
+    monkeypatch.setattr(Cpp, "fewest_rows", 7)
 
 
 @pytest.mark.usefixtures("compiled")

@@ -82,10 +82,10 @@ def test_extreme_logits_stay_finite():
 @pytest.mark.parametrize("layout", ["plain", "transposed"])
 @pytest.mark.parametrize("mix", [False, True])
 @pytest.mark.parametrize("table_dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("engine", ["tiles", "cpp"])
+@pytest.mark.parametrize("engine", ["blocked", "fused"])
 def test_fake_kernels_tell_the_truth(mix, layout, table_dtype, engine):
     """Shapes, dtypes and strides, which torch.compile relies on."""
-    if engine == "cpp" and (reason := why_not_compiled(torch.empty(0))):
+    if engine == "fused" and (reason := why_not_compiled(torch.empty(0))):
         pytest.skip(reason)
     inputs = [None if x is None else x.detach() for x in make_inputs(9, 12, mix=mix, dtype=torch.float32).values()]
     if layout == "transposed":  # as models make them: [batch, token, head, width] with two axes swapped

@@ -7,8 +7,8 @@ import torch
 
 from dape import attention, build
 from dape.ops.attention import LagMemory
+from dape.ops.attention.engines.cpp import Prepared
 from dape.ops.attention.fused.available import why_not_compiled
-from dape.ops.attention.fused.lags import Prepared
 from dape.ops.attention.memory import FEW_QUERIES, LEAST_ROOM
 
 HEADS, WIDTH = 3, 8

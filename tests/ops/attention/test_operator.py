@@ -6,6 +6,7 @@ from torch import Tensor
 
 import dape
 from dape.ops.attention import operator
+from dape.ops.attention.engines import cpp
 from dape.ops.attention.fused import library
 from dape.ops.attention.fused.available import why_not_compiled
 
@@ -96,7 +97,7 @@ def test_what_was_chosen_is_what_runs(call, kernel, monkeypatch):
 def test_few_keys_with_a_bias_are_computed_at_once(name, queries, keys, causal, compiled, short, monkeypatch):
     monkeypatch.setattr(operator, "WIDE", WIDTH)
     if not compiled:
-        monkeypatch.setattr(operator, "why_not_compiled", lambda q: "it is not")
+        monkeypatch.setattr(cpp, "why_not_compiled", lambda q: "it is not")
     elif reason := why_not_compiled(torch.empty(0)):
         pytest.skip(reason)
     inputs = draw(queries, keys)

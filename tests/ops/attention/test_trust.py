@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import dape
-from dape.ops.attention import operator
+from dape.ops.attention.engines import triton
+from dape.ops.attention.engines.catalogue import ENGINES
 from dape.ops.attention.triton_kernels import remembered, trust
 from dape.ops.attention.triton_kernels.remembered import Machine, Outcome
 
@@ -31,9 +32,12 @@ def checks(monkeypatch, tmp_path) -> Iterator[list[str]]:
 
     monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("DAPE_KERNELS", raising=False)
-    monkeypatch.setattr(operator, "serves", lambda device: True)
-    monkeypatch.setattr(operator, "why_not_triton", lambda *_: None)
-    monkeypatch.setattr(operator, "_ENGINES", {})  # tiles do the work
+    monkeypatch.setattr(triton, "serves", lambda device: True)
+    monkeypatch.setattr(triton, "why_not_triton", lambda *_: None)
+    for work in ("forward", "backward"):
+        monkeypatch.setattr(ENGINES["triton"], work, getattr(ENGINES["blocked"], work))
+    for layout in ("heads_beside", "gradient_heads_beside"):
+        monkeypatch.setattr(ENGINES["triton"], layout, False)
     monkeypatch.setattr(trust, "INTERPRETED", False)
     monkeypatch.setattr(trust, "checked", checked)
     monkeypatch.setattr(trust, "machine_of", lambda device: machine())
@@ -89,12 +93,16 @@ def test_other_sources_are_checked_anew(checks, monkeypatch):
 
 
 def test_sources_are_those_of_the_kernels(tmp_path, monkeypatch):
-    for name in ("kernels.py", "run.py", "remembered.py"):
+    names = ["kernels/kernels.py", "kernels/run.py", "kernels/remembered.py", "engines/base.py", "engines/triton.py"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("1")
-    monkeypatch.setattr(remembered, "__file__", str(tmp_path / "remembered.py"))
-    first = remembered.sources.__wrapped__()
-    (tmp_path / "kernels.py").write_text("2")
-    assert remembered.sources.__wrapped__() != first
+    monkeypatch.setattr(remembered, "__file__", str(tmp_path / "kernels" / "remembered.py"))
+    before = remembered.sources.__wrapped__()
+    for name in names:
+        (tmp_path / name).write_text("2")
+        assert remembered.sources.__wrapped__() != before
+        before = remembered.sources.__wrapped__()
 
 
 @pytest.mark.parametrize(

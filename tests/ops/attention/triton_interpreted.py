@@ -19,7 +19,8 @@ from tests.ops.attention.test_equivalence import (
 )
 
 import dape
-from dape.ops.attention.triton_kernels import available, cells, kernels, plan, run
+from dape.ops.attention.engines.triton import Triton
+from dape.ops.attention.triton_kernels import available, kernels, plan, run
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
 from dape.positional.base import PositionalEncoding
 
@@ -31,7 +32,7 @@ COMPILED = [case for case in CASES if case[0] not in KERNELS["row blocks"]]
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Terms of FIRE come in blocks of few rows, and few keys are split already."""
-    monkeypatch.setattr(cells, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(Triton, "block_bytes", 1)
     monkeypatch.setattr(run, "SPLIT_KEYS", 32)
 
 

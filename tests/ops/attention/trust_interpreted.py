@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import dape
-from dape.ops.attention import operator
-from dape.ops.attention.triton_kernels import lags, run, trust, verify
+from dape.ops.attention.engines import triton
+from dape.ops.attention.triton_kernels import run, trust, verify
 from dape.ops.attention.triton_kernels.shape_class import ShapeClass, class_of
 from dape.positional.base import closed_form
 from dape.positional.grid import Grid
@@ -97,8 +97,9 @@ def test_wrong_parts_of_the_keys_are_found(monkeypatch):
 
 
 def test_a_kernel_that_ignores_padding_is_found(monkeypatch):
-    right = lags._attention
-    monkeypatch.setattr(lags, "_attention", lambda call: right(call._replace(key_padding_mask=None)))
+    right = triton.Triton.attention
+    without = lambda self, call: right(self, call._replace(key_padding_mask=None))  # noqa: E731
+    monkeypatch.setattr(triton.Triton, "attention", without)
     assert not trust.checked(a_class(padding=True, hidden=0), CPU).ok
 
 
@@ -155,7 +156,7 @@ def test_nothing_of_the_caller_reaches_a_check_or_is_changed(monkeypatch):
 def test_auto_on_a_pretended_gpu(monkeypatch, tmp_path):
     """All the way: the first call checks, the kernels run, and the answer says so."""
     monkeypatch.setenv("DAPE_CACHE", str(tmp_path))
-    monkeypatch.setattr(operator, "serves", lambda device: True)
+    monkeypatch.setattr(triton, "serves", lambda device: True)
     monkeypatch.setattr(trust, "INTERPRETED", False)
     trust.forget()
     pe = dape.build("dape-kerple", num_heads=2, head_dim=16, train_length=8, hidden=4)

@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dape.ops.attention.check import check_bias_shape
-from dape.ops.attention.fused import cells
-from dape.ops.attention.fused.run import Attention, Mixer
-from dape.ops.attention.tiles import LOG2_E, Call, Engine, TermSums, TileTerms, join_parts, run_backward, run_forward
+from dape.ops.attention.engines.base import Call, RowBlock
+from dape.ops.attention.engines.catalogue import ENGINES
+from dape.ops.attention.tiles import LOG2_E, TermSums, TileTerms
 from dape.ops.attention.tiling import Tile
 from dape.positional.base import ScoreForm, accumulation_dtype
 from dape.positional.grid import Grid
@@ -29,9 +29,9 @@ def bias_tile_attention(
     form: ScoreForm,
     grid: Grid,
     *,
-    engine: Engine = "tiles",
+    engine: str = "blocked",
 ) -> Float[Tensor, "b h q e"]:
-    """``engine``: the tile engine, the C++ kernel or the Triton kernels."""
+    """``engine``: a name from ``engines/catalogue.py``."""
     mix = form.mix
     weights = (None,) * 5 if mix is None else (mix.wa, mix.wb, mix.b1, mix.w2, mix.b2)
     parameters = () if form.source is None else tuple(form.source.module.parameters())
@@ -40,10 +40,10 @@ def bias_tile_attention(
 
 class _BiasTiles(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, form: ScoreForm, grid: Grid, engine: Engine, q, k, v, wa, wb, b1, w2, b2, *parameters):
+    def forward(ctx: Any, form: ScoreForm, grid: Grid, engine: str, q, k, v, wa, wb, b1, w2, b2, *parameters):
         source = None if form.source is None else form.source.module
         terms = _BiasTerms(q.shape[1], accumulation_dtype(q.dtype), form, grid, wb, b1, b2, source, ())
-        out, softmax = _FORWARD[engine](terms, q, k, v, wa, w2)
+        out, softmax = ENGINES[engine].forward(_call(grid, q, k, v, wa, w2), terms)
         ctx.form, ctx.grid, ctx.engine = form, grid, engine
         ctx.save_for_backward(out, softmax, q, k, v, wa, wb, b1, w2, b2, *parameters)
         return out
@@ -55,88 +55,17 @@ class _BiasTiles(torch.autograd.Function):
         copy, leaves = _leaf_copy(ctx.form, parameters)
         dtype = accumulation_dtype(q.dtype)
         terms = _BiasTerms(q.shape[1], dtype, ctx.form, ctx.grid, wb, b1, b2, copy, leaves)
-        run = _BACKWARD[ctx.engine]
-        (dq, dk, dv, d_wa, d_w2), own = run(terms, grad, out, softmax, q, k, v, wa, w2)
-        found = (dq, dk, dv, d_wa, own.wb, own.b1, d_w2, own.b2, *own.parameters)
+        found = ENGINES[ctx.engine].backward(_call(ctx.grid, q, k, v, wa, w2), terms, grad, out, softmax)
+        own = found.terms
+        found = (*found[:3], found.wa, own.wb, own.b1, found.w2, own.b2, *own.parameters)
         inputs = (q, k, v, wa, wb, b1, w2, b2, *parameters)
         grads = (None if x is None or g is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True))
         return (None, None, None, *grads)
 
 
-def _causal_offset(grid: Grid) -> int | None:
-    return grid.offset if grid.causal else None
+def _call(grid: Grid, q: Tensor, k: Tensor, v: Tensor, wa: Tensor | None, w2: Tensor | None) -> Call:
+    return Call(q, k, v, wa, w2, grid.key_padding_mask, grid.offset if grid.causal else None)
 
-
-Found = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-"""Gradients of q, k, v, wa and w2."""
-
-
-def _tile_forward(terms: "_BiasTerms", q, k, v, wa, w2) -> tuple[Tensor, Tensor]:
-    return run_forward(Call(q, k, v, wa, w2, causal_offset=_causal_offset(terms.grid)), terms)
-
-
-def _tile_backward(terms: "_BiasTerms", grad, out, softmax, q, k, v, wa, w2) -> tuple[Found, "_BiasSums"]:
-    call = Call(q, k, v, wa, w2, causal_offset=_causal_offset(terms.grid))
-    dq, sums = run_backward(call, terms, grad, out, softmax)
-    assert isinstance(sums.terms, _BiasSums)
-    d_wa, d_w2 = (None, None) if sums.mixer is None else (sums.mixer.wa, sums.mixer.w2)
-    return (dq, join_parts(sums.dk), join_parts(sums.dv), d_wa, d_w2), sums.terms
-
-
-def _compiled_forward(terms: "_BiasTerms", q, k, v, wa, w2) -> tuple[Tensor, Tensor]:
-    attention = _compiled_attention(terms, q, k, v, wa, w2)
-    return cells.forward(attention, terms.on_rows, q, v, items=_different_items(terms, q))
-
-
-def _compiled_backward(terms: "_BiasTerms", grad, out, softmax, q, k, v, wa, w2) -> tuple[Found, "_BiasSums"]:
-    attention = _compiled_attention(terms, q, k, v, wa, w2)
-    found, sums = attention.backward(grad, out, softmax), terms.sums()
-    for block in cells.row_blocks(attention, items=_different_items(terms, q)):
-        own = terms.on_rows(block, backward=True)
-        d_logits, d_pre = found.rows(cells.place(attention, own, block), block.first, block.rows)
-        assert d_logits is not None
-        sums.add(own, d_logits, d_pre)
-    d_wa, d_w2 = (None, None) if wa is None else (found.d_wa, found.d_w2)
-    return (found.d_q, found.d_k, found.d_v, d_wa, d_w2), sums
-
-
-def _different_items(terms: "_BiasTerms", q: Tensor) -> int:
-    return 1 if replace(terms.grid, key_padding_mask=None).same_for_all_items else q.shape[0]
-
-
-def _compiled_attention(terms: "_BiasTerms", q, k, v, wa, w2) -> Attention:
-    mixer, grid = None if wa is None else Mixer(wa, w2), terms.grid
-    return Attention(q, k, v, mixer, causal_offset=_causal_offset(grid), key_padding_mask=grid.key_padding_mask)
-
-
-def _triton_forward(terms: "_BiasTerms", q, k, v, wa, w2) -> tuple[Tensor, Tensor]:
-    from dape.ops.attention.triton_kernels import cells, run
-
-    grid = terms.grid
-    attention = run.Attention(
-        q, k, v, wa, w2, causal_offset=_causal_offset(grid), key_padding_mask=grid.key_padding_mask
-    )
-    return cells.forward(attention, terms.on_rows, q, v)
-
-
-def _triton_backward(terms: "_BiasTerms", grad, out, softmax, q, k, v, wa, w2) -> tuple[Found, "_BiasSums"]:
-    from dape.ops.attention.triton_kernels import cells, run
-
-    grid = terms.grid
-    attention = run.Attention(
-        q, k, v, wa, w2, causal_offset=_causal_offset(grid), key_padding_mask=grid.key_padding_mask
-    )
-    found, sums = attention.backward(grad, out, softmax), terms.sums()
-    for block in cells.row_blocks(attention):
-        own = terms.on_rows(block, backward=True)
-        rows = found.rows(cells.place(attention, own, block), cells.rows_of(block), block.keys)
-        sums.add(own, *cells.gradients(rows))
-    d_wa, d_w2 = (None, None) if wa is None else (found.d_wa, found.d_w2)
-    return (found.d_q, found.d_k, found.d_v, d_wa, d_w2), sums
-
-
-_FORWARD = {"tiles": _tile_forward, "cpp": _compiled_forward, "triton": _triton_forward}
-_BACKWARD = {"tiles": _tile_backward, "cpp": _compiled_backward, "triton": _triton_backward}
 
 # B is a Python function called once per tile: torch.compile would unroll the loop for every length.
 _apply = cast(Callable[..., Tensor], torch.compiler.disable(_BiasTiles.apply))
@@ -176,9 +105,12 @@ class _BiasTerms:
         bias = self._bias(grid, backward)
         return TileTerms(static=self._static(bias, grid.visible()), pre=self._pre(bias), bias=bias)
 
-    def on_rows(self, block: cells.RowBlock, *, backward: bool = False) -> TileTerms:
-        """For some rows of all items, in their own order; padding is left to the kernel."""
-        grid = self.grid.rows(slice(block.first, block.first + block.rows)).first_keys(block.keys)
+    @property
+    def differ_by_item(self) -> bool:
+        return not replace(self.grid, key_padding_mask=None).same_for_all_items
+
+    def on_rows(self, block: RowBlock, *, backward: bool = False) -> TileTerms:
+        grid = self.grid.rows(block.part).first_keys(block.keys)
         bias = self._bias(grid, backward)
         visible = replace(grid, key_padding_mask=None).visible()
         return TileTerms(static=self._static(bias, visible), pre=self._pre(bias), bias=bias)

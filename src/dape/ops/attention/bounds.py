@@ -8,7 +8,9 @@ from torch import Tensor
 
 SUM_UNIT = 2.0**-24
 """Half a unit in the last place of 1, in float32, which all implementations add up in."""
-OPERAND_UNIT = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+DOUBLE_SUM_UNIT = 2.0**-52
+"""For inputs of float64, which are added up in it; twice its unit, since the definition rounds as much."""
+OPERAND_UNIT = {torch.float64: 0.0, torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """The same of what operands of products are rounded to."""
 TF32_UNIT = 2.0**-11
 LEAST = 1e-3
@@ -27,11 +29,13 @@ class Bounds:
         return self.output if name == "output" else self.gradient
 
 
-def bounds(operands: torch.dtype, terms: int, *, tf32: bool = False) -> Bounds:
+def bounds(operands: torch.dtype, terms: int, *, tf32: bool = False, in_logits: int = 0) -> Bounds:
     """For products whose operands are rounded to ``operands`` and sums of ``terms`` terms in all, one after the other;
-    with ``tf32``, PyTorch's own products of float32 are rounded, too."""
+    with ``tf32``, PyTorch's own products of float32 are rounded, too. ``in_logits`` results on the way to a logit are
+    also kept in ``operands``: none in our implementations, but all of them where attention is written down densely."""
     rounding = OPERAND_UNIT[operands] + (TF32_UNIT if tf32 else 0.0)
-    return Bounds(output=4 * rounding + terms * SUM_UNIT, gradient=8 * rounding + 8 * terms * SUM_UNIT)
+    sums = terms * (DOUBLE_SUM_UNIT if operands == torch.float64 else SUM_UNIT)
+    return Bounds(output=4 * (1 + in_logits) * rounding + sums, gradient=(8 + 4 * in_logits) * rounding + 8 * sums)
 
 
 def relative_errors(found: dict[str, Tensor], exact: dict[str, Tensor], *, least: float = LEAST) -> dict[str, float]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dape.ops.attention.fused.lags import Prepared
+from dape.ops.attention.engines.cpp import Prepared
 from dape.positional.base import PositionalEncoding, ScoreForm
 from dape.positional.grid import Grid
 

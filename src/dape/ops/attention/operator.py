@@ -1,6 +1,5 @@
 """``attention``: the one signature, and the honest choice of an implementation."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args, overload
 
@@ -18,21 +17,17 @@ from dape.ops.attention.check import (
     make_grid,
     without_autocast,
 )
-from dape.ops.attention.fused.available import why_not_compiled
+from dape.ops.attention.engines.base import Verdict
+from dape.ops.attention.engines.catalogue import ENGINES
 from dape.ops.attention.lag_tables import lag_attention
 from dape.ops.attention.memory import LagMemory, LagTables
 from dape.ops.attention.reference import nothing_to_see, reference_attention
 from dape.ops.attention.row_blocks import row_block_attention
-from dape.ops.attention.tiles import Engine
-from dape.ops.attention.triton_kernels.available import serves, why_not_triton
-from dape.ops.attention.triton_kernels.shape_class import class_of
-from dape.ops.attention.triton_kernels.trust import Verdict, judged
 from dape.positional.base import PositionalEncoding, ScoreForm, closed_form, share_heads
 from dape.positional.grid import Grid
 
 Impl = Literal["auto", "reference", "blocked", "fused", "triton", "sdpa"]
 
-_ENGINES: dict[str, Engine] = {"fused": "cpp", "triton": "triton"}
 SMALL_CELLS = 1 << 18
 """Up to this many batch x head x query x key cells an encoding without a closed form is computed at once."""
 SHORT_KEYS, WIDE, SHORT_CELLS = 48, 32, 1 << 22
@@ -146,7 +141,7 @@ def attention(
     with without_autocast(q.device):
         form = closed_form(pe)
         choice = choose(q, k, v, grid, form, impl)
-        if choice.impl in ("blocked", "fused", "triton"):
+        if choice.impl in ENGINES:
             check_no_tangents(q, k, v, *pe.parameters())
         q, k = (q, k) if rotated else pe.rotate(q, k, grid)
         out = _run(choice, q, k, v, pe, grid, form, memory)
@@ -162,10 +157,8 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, 
             return Choice("reference", "whole matrix", "asked for")
         case "blocked":
             return _choose_blocked(grid, form)
-        case "fused":
-            return _choose_kernel("fused", grid, form, lambda form: Verdict.against(why_not_compiled(q)))
-        case "triton":
-            return _choose_kernel("triton", grid, form, lambda form: _judge_triton(q, k, v, grid, form))
+        case "fused" | "triton":
+            return _choose_kernel(impl, q, k, v, grid, form)
         case "sdpa" if plain:
             return Choice("sdpa", "torch sdpa", "asked for")
         case "sdpa":
@@ -181,28 +174,23 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, 
     blocked = _choose_blocked(grid, form)
     if form is None:
         return blocked
-    if serves(q.device):
-        triton = _judge_triton(q, k, v, grid, form)
-        return _with_reason(replace(blocked, impl="triton") if triton.ok else blocked, triton.words)
-    why_not = why_not_compiled(q)
-    compiled = why_not is None
+    engine = next(engine for engine in ENGINES.values() if engine.serves(q.device))
+    found = _judge(engine.name, q, k, v, grid, form)
     short = form.mix is None and cells <= SHORT_CELLS and _is_short(q, k, grid)
-    if short and not (compiled and blocked.kernel == "lag tables"):
+    if short and not (found.ok and blocked.kernel == "lag tables"):
         return Choice("reference", "whole matrix", "so few keys that the matrix is faster than tiles of it")
-    return replace(blocked, impl="fused") if compiled else _with_reason(blocked, f"not compiled: {why_not}")
+    words = found.words if found.ok or engine.name != "fused" else f"not compiled: {found.words}"
+    chosen = replace(blocked, impl=engine.name) if found.ok else blocked
+    return _with_reason(chosen, words) if words else chosen
 
 
 def _with_reason(choice: Choice, more: str) -> Choice:
     return replace(choice, reason=f"{choice.reason}; {more}")
 
 
-def _judge_triton(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm) -> Verdict:
-    """Whether the Triton kernels can take a call, and are known to compute it rightly."""
-    if why_not := why_not_triton(q, k, v, form):
-        return Verdict(False, why_not)
+def _judge(engine: str, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm) -> Verdict:
     tables = _choose_blocked(grid, form).kernel == "lag tables"
-    fields = class_of(q, k, v, grid, form, tables=tables)
-    return Verdict(*judged(q.device, torch.compiler.is_compiling(), **fields))
+    return ENGINES[engine].judge(q, k, v, grid, form, tables=tables)
 
 
 def _is_short(q: Tensor, k: Tensor, grid: Grid) -> bool:
@@ -210,14 +198,14 @@ def _is_short(q: Tensor, k: Tensor, grid: Grid) -> bool:
 
 
 def _choose_kernel(
-    impl: Literal["fused", "triton"], grid: Grid, form: ScoreForm | None, judge: Callable[[ScoreForm], Verdict]
+    impl: Literal["fused", "triton"], q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None
 ) -> Choice:
     if form is None:
         raise ValueError(
             f"impl={impl!r} needs logits in closed form, which this encoding does not have (or has lost, if a layer of "
             "it has hooks or was replaced, as by pruning or LoRA); use impl='auto'"
         )
-    found = judge(form)
+    found = _judge(impl, q, k, v, grid, form)
     if not found.ok:
         raise ValueError(f"impl={impl!r} is not possible: {found.words}; use impl='auto'")
     choice = replace(_choose_blocked(grid, form), impl=impl)
@@ -255,10 +243,10 @@ def _run(
             return _sdpa(q, k, v, grid)
         case "bias tiles":
             assert form is not None
-            return bias_tile_attention(q, k, v, form, grid, engine=_ENGINES.get(choice.impl, "tiles"))
+            return bias_tile_attention(q, k, v, form, grid, engine=choice.impl)
         case "lag tables":
             assert form is not None
-            return _by_lag_tables(q, k, v, pe, form, grid, memory, engine=_ENGINES.get(choice.impl, "tiles"))
+            return _by_lag_tables(q, k, v, pe, form, grid, memory, engine=choice.impl)
 
 
 def _by_lag_tables(
@@ -270,14 +258,14 @@ def _by_lag_tables(
     grid: Grid,
     memory: LagMemory | None,
     *,
-    engine: Engine,
+    engine: str,
 ) -> Tensor:
     assert grid.offset is not None
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     count = queries + keys - 1
     if memory is not None and memory.serves(grid, queries, keys):
         kept, first = memory.tables(pe, keys, q.device, lambda lags: _lag_tables(form, grid, lags, heads))
-        if engine == "cpp":
+        if engine == "fused":
             return memory.prepared(form, heads).attend(q, k, v, grid.key_padding_mask, first)
         tables = kept.part(first, count)
     else:

@@ -1,11 +1,8 @@
-"""The tile engine: attention for logits in closed form,
-
-    logits = A + static + w2 . leaky(wa . A + pre),        static = B + b2, pre = wb . B + b1 (either may be absent)
-
+"""The tile engine: attention for logits in closed form (``engines/base.py``) in PyTorch,
 tile by tile, forward and backward, without ever holding a whole matrix. README.md in this folder derives the backward
 pass and explains the layout. A tile holds all heads of some query rows, *in reversed order*, against the keys they see:
 [head, item, row, key]. Where ``static`` and ``pre`` come from is the business of :class:`Terms`: tables over lags
-(``lag_tables.py``) or a bias evaluated on each tile (``bias_tiles.py``).
+(``engines/tiles.py``) or a bias evaluated on each tile (``bias_tiles.py``).
 
 Logits are kept in base 2 (log2 e is folded into the last product), exp2 being cheaper than exp.
 """
@@ -14,7 +11,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -24,8 +21,6 @@ from dape.ops.attention.parallel import balanced_shares, run_shares
 from dape.ops.attention.tiling import Tile, plan_tiles
 from dape.positional.base import LEAKY_SLOPE, accumulation_dtype
 
-Engine = Literal["tiles", "cpp", "triton"]
-"""What computes logits in closed form: this module, the C++ kernel in ``fused`` or those in ``triton_kernels``."""
 LOG2_E = math.log2(math.e)
 STRIP_BYTES = 2 << 20
 """Hidden units made at a time: about a core's own cache (measured in docs/lab-notes.md)."""

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dape.ops.attention.engines.base import RowBlock
 from dape.ops.attention.fused import library
 from dape.ops.attention.fused.library import BLOCKED_ROWS, PANELS, ROWS, consecutive, pack, pointer, view
 
@@ -63,11 +64,14 @@ class Term:
 class Terms:
     fixed: Term
     pre: Term | None
+    learns_fixed: bool = True
+    """Whether the backward pass is to give a gradient of ``fixed``."""
 
-    def from_largest_lag(self, first: int, queries: int) -> "Terms":
+    def from_largest_lag(self, first: int, queries: int, *, learns_fixed: bool = True) -> "Terms":
         """Tables over lags, for rows of which the last has key 0 at the entry ``first``."""
         start = first + queries - 1
-        return Terms(replace(self.fixed, start=start), None if self.pre is None else replace(self.pre, start=start))
+        pre = None if self.pre is None else replace(self.pre, start=start)
+        return Terms(replace(self.fixed, start=start), pre, learns_fixed)
 
 
 def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
@@ -132,9 +136,10 @@ class Attention:
         mask[:, :keys].masked_fill_(padding, -math.inf)
         return mask
 
-    def forward(self, terms: Terms, out: Tensor, softmax: Tensor, first_row: int = 0) -> None:
-        """Rows ``first_row`` ... of ``out`` [b, h, rows, e] and ``softmax`` [b, h, rows, 2]."""
-        call = self._call(terms, first_row, out, softmax, apart=self.apart and not self.few_rows)
+    def forward(self, terms: Terms, out: Tensor, softmax: Tensor, block: RowBlock) -> None:
+        """Fill the rows of ``out`` [b, h, q, e] and ``softmax`` [b, h, q, 2]."""
+        out, softmax = out[:, :, block.part], softmax[:, :, block.part]
+        call = self._call(terms, block.first, out, softmax, apart=self.apart and not self.few_rows)
         if not self.few_rows:
             if not call.apart:
                 call.k_panels, call.v_rows = view(self.k_panels), view(self.v_rows)
@@ -197,16 +202,13 @@ class BackwardPass:
         hidden = 0 if forward.mixer is None else len(forward.mixer.wa)
         self._d_wa, self._d_w2 = library.zeros(threads, hidden, heads), library.zeros(threads, heads, hidden)
 
-    def rows(
-        self, terms: Terms, first_row: int = 0, rows: int | None = None, *, with_fixed: bool = True
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def rows(self, terms: Terms, block: RowBlock) -> tuple[Tensor | None, Tensor | None]:
         """Adds the gradients of some rows, and returns those of the terms, laid out like them."""
-        of = self.of
-        part = slice(first_row, first_row + (of.q_shape[2] if rows is None else rows))
-        d_fixed = terms.fixed.zeros(of.threads) if with_fixed else None
+        of, part = self.of, block.part
+        d_fixed = terms.fixed.zeros(of.threads) if terms.learns_fixed else None
         d_pre = None if terms.pre is None else terms.pre.zeros(of.threads)
         mixer = of.mixer
-        call = of._call(terms, first_row, self.out[:, :, part], self.softmax[:, :, part], apart=of.apart)
+        call = of._call(terms, block.first, self.out[:, :, part], self.softmax[:, :, part], apart=of.apart)
         backward = library.Backward(
             wa_plain=None if mixer is None else mixer.wa.data_ptr(),
             w2_plain=None if mixer is None else mixer.w2.data_ptr(),

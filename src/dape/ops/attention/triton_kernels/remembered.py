@@ -75,8 +75,10 @@ def machine_of(device: torch.device) -> Machine:
 
 @functools.cache
 def sources() -> str:
-    """A hash of every file beside this one."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
+    """A hash of every file beside this one, and of the engine that calls them."""
+    here = Path(__file__).parent
+    engine = [here.parent / "engines" / name for name in ("base.py", "triton.py")]
+    files = [*sorted(here.glob("*.py")), *engine]
     return hashlib.sha256("".join(f"{file.name} {sha256(file)}\n" for file in files).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Calls of the kernels on torch tensors. Where position terms come from: ``lags.py`` and ``cells.py``."""
+"""Calls of the kernels on torch tensors. Where position terms come from: ``engines/triton.py``."""
 
 import math
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dape.ops.attention.engines.base import RowBlock
 from dape.ops.attention.triton_kernels import kernels
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
 from dape.ops.attention.triton_kernels.plan import Sizes, gpu_of
@@ -127,10 +128,9 @@ class Attention:
             **terms.strides(),
         }
 
-    def forward(self, terms: Terms, out: Tensor, softmax: Tensor, rows: slice, keys: int | None = None) -> None:
-        """Fill the rows of ``out`` [b, h, q, e] and ``softmax`` [b, h, q, 2], which see the first ``keys`` keys (or
-        all)."""
-        keys = self.keys if keys is None else keys
+    def forward(self, terms: Terms, out: Tensor, softmax: Tensor, block: RowBlock) -> None:
+        """Fill the rows of ``out`` [b, h, q, e] and ``softmax`` [b, h, q, 2]."""
+        rows, keys = block.part, block.keys
         out, softmax = out[:, :, rows], softmax[:, :, rows]
         batch, _, queries, _ = out.shape
         split = queries <= SPLIT_ROWS and keys > 2 * SPLIT_KEYS
@@ -186,11 +186,10 @@ class BackwardPass:
     def d_v(self) -> Float[Tensor, "b g k e"]:
         return self._d_v.unflatten(1, (-1, self.of.sizes.group)).sum(2)
 
-    def rows(self, terms: Terms, rows: slice, keys: int | None = None) -> tuple[Tensor, Tensor | None]:
+    def rows(self, terms: Terms, block: RowBlock) -> tuple[Tensor, Tensor | None]:
         """Adds the gradients of some rows; returns those of the terms: of tables ``[h, n]`` and ``[D, n]``, else
-        ``[b, h, r, k]`` and ``[b, D, r, k]``."""
-        of, sizes = self.of, self.of.sizes
-        keys = of.keys if keys is None else keys
+        ``[h, b, r, k]`` and ``[D, b, r, k]``."""
+        of, sizes, rows, keys = self.of, self.of.sizes, block.part, block.keys
         grad, delta = self.grad[:, :, rows], self.delta[:, :, rows]
         batch, _, queries = delta.shape
         shared = of.inputs(terms, rows, keys) | {
@@ -217,7 +216,10 @@ class BackwardPass:
             of._launch(kernels.backward_keys, grid, shared | written, terms, tile | what)
         self._d_k[:, :, :keys].add_(d_k)
         self._d_v[:, :, :keys].add_(d_v)
-        return self._terms(terms, shared, tile, row_tiles, key_tiles)
+        d_static, d_pre = self._terms(terms, shared, tile, row_tiles, key_tiles)
+        if terms.tables:
+            return d_static, d_pre
+        return d_static.transpose(0, 1), None if d_pre is None else d_pre.transpose(0, 1)
 
     def _terms(self, terms: Terms, shared, tile, row_tiles: int, key_tiles: int) -> tuple[Tensor, Tensor | None]:
         of, sizes = self.of, self.of.sizes

@@ -9,11 +9,11 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
+from dape.ops.attention.engines.base import Verdict
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
 from dape.ops.attention.triton_kernels.remembered import (
     Machine,
@@ -27,17 +27,6 @@ from dape.ops.switch import SWITCH, WHY_OFF, kernels_mode
 
 T = TypeVar("T")
 ADVICE = "`dape doctor --gpu` writes a report to send with a bug report"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    ok: bool
-    words: str
-    """Why they are used, or why not."""
-
-    @classmethod
-    def against(cls, why_not: str | None) -> "Verdict":
-        return cls(why_not is None, why_not or "")
 
 
 class _Memory:

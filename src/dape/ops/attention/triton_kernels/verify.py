@@ -16,11 +16,12 @@ from torch import Tensor
 
 from dape.ops.attention.bounds import bounds, relative_errors, steady_rows
 from dape.ops.attention.check import make_grid
-from dape.ops.attention.fused.cells import RowBlock
-from dape.ops.attention.lag_call import LagCall
+from dape.ops.attention.engines.base import Call, LagTerms, RowBlock
+from dape.ops.attention.engines.triton import Triton
 from dape.ops.attention.reference import reference_attention
 from dape.ops.attention.tiles import TileTerms
-from dape.ops.attention.triton_kernels import cells, lags, run
+from dape.ops.attention.tiling import Tile
+from dape.ops.attention.triton_kernels import run
 from dape.ops.attention.triton_kernels.shape_class import NAMES, ShapeClass
 from dape.positional.base import LEAKY_SLOPE, AttentionDims, PositionalEncoding, share_heads
 from dape.positional.grid import Grid
@@ -165,49 +166,21 @@ class _Example:
         q, k, v, towards = (self._laid_out(x.to(device)) for x in (self.q, self.k, self.v, self.towards))
         others = (self.static, self.wa, self.pre, self.w2, self.grid.key_padding_mask)
         static, wa, pre, w2, padding = (None if x is None else x.to(device) for x in others)
-        assert self.grid.offset is not None
-        call = LagCall(q, k, v, static, wa, pre, w2, padding, self.grid.offset, self.shape.causal, True)
-        found = self._by_lags(call, towards) if self.shape.tables else self._by_cells(call, towards)
-        names = ("output", "q", "k", "v", "static", "wa", "pre", "w2")
-        return {name: x for name, x in zip(names, found, strict=False) if x is not None}
+        offset = self.grid.offset if self.shape.causal else None
+        call = Call(q, k, v, wa, w2, padding, offset)
+        terms = LagTerms(static, pre, True) if self.shape.tables else _Cells(self._with_mask(static), static, pre)
+        engine = Triton()
+        out, softmax = engine.forward(call, terms)
+        if not self.case.gradients:
+            return {"output": out}
+        found = engine.backward(call, terms, towards, out, softmax)
+        d_static, d_pre = found.terms if self.shape.tables else found.terms.found
+        d_static = None if static is None else d_static
+        named = {"q": found.q, "k": found.k, "v": found.v, "static": d_static, "wa": found.wa, "pre": d_pre}
+        return {"output": out} | {n: x for n, x in (named | {"w2": found.w2}).items() if x is not None}
 
     def _laid_out(self, x: Tensor) -> Tensor:
         return x.transpose(1, 2).contiguous().transpose(1, 2) if self.case.heads_beside else x
-
-    def _by_lags(self, call: LagCall, towards: Tensor) -> tuple[Tensor | None, ...]:
-        out, softmax = lags.forward(call)
-        return (out, *lags.backward(towards, out, softmax, call)) if self.case.gradients else (out,)
-
-    def _by_cells(self, call: LagCall, towards: Tensor) -> tuple[Tensor | None, ...]:
-        attention = run.Attention(
-            call.q,
-            call.k,
-            call.v,
-            call.wa,
-            call.w2,
-            causal_offset=call.causal_offset,
-            key_padding_mask=call.key_padding_mask,
-        )
-        static, pre = self._with_mask(call.static), None if call.pre is None else call.pre.transpose(0, 1)
-
-        def terms(block: RowBlock) -> TileTerms:
-            part = (..., cells.rows_of(block), slice(0, block.keys))
-            return TileTerms(None if static is None else static[part], None if pre is None else pre[part])
-
-        out, softmax = cells.forward(attention, terms, call.q, call.v)
-        if not self.case.gradients:
-            return (out,)
-        found = attention.backward(towards, out, softmax)
-        d_static, d_pre = (None if x is None else torch.zeros_like(x) for x in (call.static, call.pre))
-        for block in cells.row_blocks(attention):
-            placed = cells.place(attention, terms(block), block)
-            of_rows = found.rows(placed, cells.rows_of(block), block.keys)
-            for total, x in zip((d_static, d_pre), of_rows, strict=True):
-                if total is not None and x is not None:
-                    x = x.sum(0, keepdim=True) if len(total) == 1 else x
-                    total[..., cells.rows_of(block), : block.keys] = x
-        d_wa, d_w2 = (None, None) if call.wa is None else (found.d_wa, found.d_w2)
-        return out, found.d_q, found.d_k, found.d_v, d_static, d_wa, d_pre, d_w2
 
     def _with_mask(self, static: Tensor | None) -> Float[Tensor, "h #i q k"] | None:
         """As ``bias_tiles`` gives it: channels first, base 2, -inf where something other than padding hides."""
@@ -219,6 +192,44 @@ class _Example:
             return static
         visible = visible if visible.dim() == 3 else visible.unsqueeze(0)
         return torch.where(visible.to(static.device), static, -torch.inf)
+
+
+class _Cells:
+    """Terms given on all cells, as an engine asks for them; also collects their gradients."""
+
+    shared_by_items = False
+
+    def __init__(self, masked: Tensor | None, static: Tensor | None, pre: Tensor | None) -> None:
+        self._masked, self._pre = masked, None if pre is None else pre.transpose(0, 1)
+        self.found = [None if x is None else torch.zeros_like(x) for x in (static, pre)]
+        self._block: RowBlock | None = None
+
+    @property
+    def differ_by_item(self) -> bool:
+        return any(x is not None and len(x) > 1 for x in self.found)
+
+    def on(self, tile: Tile, *, backward: bool = False) -> TileTerms:
+        raise NotImplementedError("these terms are for kernels, which take blocks of rows")
+
+    def on_rows(self, block: RowBlock, *, backward: bool = False) -> TileTerms:
+        self._block, part = block, (..., block.part, slice(0, block.keys))
+        return TileTerms(*(None if x is None else x[part] for x in (self._masked, self._pre)))
+
+    def sums(self) -> "_Cells":
+        return self
+
+    def add(self, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
+        assert self._block is not None
+        for total, x in zip(self.found, (d_logits, d_hidden), strict=True):
+            if total is not None and x is not None:
+                x = x.sum(1, keepdim=True) if len(total) == 1 else x
+                total[..., self._block.part, : self._block.keys] = x.transpose(0, 1)
+
+    def add_tile(self, tile: Tile, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
+        self.add(terms, d_logits, d_hidden)
+
+    def add_(self, other: object) -> None:
+        raise NotImplementedError("there are no shares")
 
 
 class _ByDefinition(PositionalEncoding):

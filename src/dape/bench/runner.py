@@ -1,0 +1,238 @@
+"""The one runner of all benchmarks: rounds, progress, interruption, files and tables. Imports torch where it must.
+
+A benchmark declares a :class:`Plan`: parts that are timed (:class:`Timed`) or done once (:class:`Once`), made one after
+the other so that inputs are prepared between them. :func:`command` does the rest.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from dape.bench.options import surroundings
+from dape.bench.records import Record, Results, print_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+INTERRUPTED = 130
+Name = TypeVar("Name")
+
+
+class NotMeasuredError(Exception):
+    """A result is wrong, so that its time means nothing: the message is told, and nothing written."""
+
+
+# Parts ---------------------------------------------------------------------------------------------------------------
+
+
+def interleaved(
+    candidates: Mapping[Name, Callable[[], object]],
+    repeats: int,
+    *,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[tuple[Name, float]]:
+    """Yield (name, seconds) for ``repeats`` timed calls of every candidate.
+
+    Every round calls each candidate once and starts one candidate further, so that noise, heat and what the previous
+    call left in the caches hit all alike. Untimed rounds come first. Results come one by one: whoever stops early
+    keeps what was measured.
+    """
+    names = list(candidates)
+    for name in names * warm_up:
+        candidates[name]()
+    for round_ in range(repeats):
+        first = round_ % max(len(names), 1)
+        for name in names[first:] + names[:first]:
+            start = clock()
+            candidates[name]()
+            yield name, clock() - start
+
+
+class Watch(Protocol):
+    """Hears what begins, and that a step of it is over."""
+
+    def begin(self, what: str) -> None: ...
+
+    def step(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """Calls that take turns."""
+
+    what: str = ""
+    """Told when it begins, unless it is empty."""
+    calls: Mapping[Any, Callable[[], object]]
+    repeats: int
+    warm_up: int = 1
+    deadline: float = float("inf")
+    """On the clock of :func:`time.monotonic`: no round begins after it, but one is always timed."""
+    records: Callable[[Mapping[Any, Sequence[float]]], list[Record]]
+    """From the seconds of every call, the n-th of each from round n. After an interruption some are missing."""
+
+    def carry_out(self, watch: Watch, records: list[Record]) -> None:
+        samples: dict[Any, list[float]] = {name: [] for name in self.calls}
+        try:
+            timed = interleaved(self.calls, self.repeats, warm_up=self.warm_up)
+            for number, (name, seconds) in enumerate(timed, 1):
+                samples[name].append(seconds)
+                watch.step()
+                if number % len(self.calls) == 0 and time.monotonic() > self.deadline:
+                    break
+        finally:  # an interruption keeps the repetitions that were completed
+            records += self.records(samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Once:
+    """One step of work that brings records of its own, or completes those of others."""
+
+    what: str = ""
+    do: Callable[[], list[Record]]
+
+    def carry_out(self, watch: Watch, records: list[Record]) -> None:
+        records += self.do()
+        watch.step()
+
+
+@dataclass(frozen=True)
+class Begins:
+    """No work, only words: what the benchmark does until it gives the next part."""
+
+    what: str
+
+    def carry_out(self, watch: Watch, records: list[Record]) -> None:
+        pass
+
+
+Part = Timed | Once | Begins
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a benchmark does."""
+
+    parts: Iterable[Part]
+    steps: int
+    """How many timed calls and other steps there will be, unless time runs out."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the numbers depend on, beside options, machine and versions."""
+
+
+# Progress ------------------------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """A bar on standard error, lines of text where that is not a terminal. Counts announced steps and says what is
+    being done."""
+
+    def __init__(self, steps: int) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        self._console = Console(stderr=True)
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=steps)
+        self._steps, self._done = steps, 0
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, what: str) -> None:
+        """From now on this is being done."""
+        self._bar.update(self._task, description=what)
+        if not self._console.is_terminal:
+            self._console.print(f"[{self._done}/{self._steps}] {what}", markup=False, highlight=False)
+
+    def step(self) -> None:
+        """One of the announced steps is finished."""
+        self._done += 1
+        self._bar.advance(self._task)
+
+
+class Telling:
+    """In place of a progress bar: what begins is told, steps are not."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.begin = tell
+
+    def __call__(self, steps: int) -> "Telling":
+        return self
+
+    def __enter__(self) -> "Telling":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def step(self) -> None:
+        pass
+
+
+# The whole -----------------------------------------------------------------------------------------------------------
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+def measure(config: Any, plan: Callable[[int], Plan], watch: Callable[[int], Any] = Progress) -> Results:
+    """Carry out a plan, a function of the number of threads. Ctrl-C ends it early with what was finished."""
+    with surroundings(config) as settings:
+        planned = plan(settings.get("threads", 1))
+        records: list[Record] = []
+        complete = True
+        try:
+            with watch(planned.steps) as told:
+                for part in planned.parts:
+                    if part.what:
+                        told.begin(part.what)
+                    part.carry_out(told, records)
+        except KeyboardInterrupt:
+            complete = False
+    return Results({**settings, **planned.settings, "complete": complete}, records)
+
+
+def command(
+    config: Any,
+    plan: Callable[[int], Plan],
+    tables: Callable[[Results], "Iterable[Table]"],
+    *,
+    also: Callable[[Results], None] = lambda results: None,
+    failed: Callable[[Results], bool] = lambda results: False,
+    watch: Callable[[int], Any] = Progress,
+) -> int:
+    """Measure, write the file, show tables. ``also`` is done before they are shown. Returns the exit code: 1 if a
+    result is wrong or ``failed`` says so, 130 if it was interrupted."""
+    try:
+        results = measure(config, plan, watch)
+    except NotMeasuredError as error:
+        say(str(error))
+        return 1
+    # The file first: whoever reads the table through a pipe may stop early.
+    if config.json is not None:
+        results.write(config.json)
+        say(f"wrote {config.json}")
+    also(results)
+    if not results.complete:
+        say("interrupted: only what was finished until then is reported")
+    for table in tables(results):
+        print_table(table)
+    if not results.complete:
+        return INTERRUPTED
+    return int(failed(results))

@@ -1,0 +1,208 @@
+"""What an engine is: something that computes attention for logits in closed form,
+
+    logits = A + static + w2 . leaky(wa . A + pre),        static = B + b2, pre = wb . B + b1 (either may be absent)
+
+forward and backward, without ever holding a whole matrix. Everything of the logits that no content enters, its *terms*,
+comes in one of two kinds: tables over lags (:class:`LagTerms`) or evaluated on cells (:class:`CellTerms`). A further
+kind of term is a further class here, and a further branch in each engine.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dape.ops.attention.tiles import Terms, TermSums, TileTerms
+from dape.positional.base import ScoreForm
+from dape.positional.grid import Grid
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an engine takes a call."""
+
+    ok: bool
+    words: str
+    """Why it does, or why not."""
+
+    @classmethod
+    def against(cls, why_not: str | None) -> "Verdict":
+        return cls(why_not is None, why_not or "")
+
+
+class Call(NamedTuple):
+    """What enters attention beside the terms."""
+
+    q: Float[Tensor, "b h q d"]
+    k: Float[Tensor, "b g k d"]
+    v: Float[Tensor, "b g k e"]
+    wa: Float[Tensor, "D h"] | None
+    w2: Float[Tensor, "h D"] | None
+    key_padding_mask: Bool[Tensor, "b k"] | None
+    causal_offset: int | None
+    """Row i sees the first causal_offset + i + 1 keys; None: all of them, but for what the terms hide."""
+
+    @property
+    def queries(self) -> int:
+        return self.q.shape[2]
+
+    @property
+    def keys(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def first_hidden(self) -> int | None:
+        """Entry of a table over lags from which on the causal mask hides."""
+        return None if self.causal_offset is None else max(0, self.causal_offset + self.queries)
+
+
+@dataclass(frozen=True)
+class LagTerms:
+    """Tables from the largest lag, that of the last query and key 0, downwards in steps of 1: ``queries + keys - 1``
+    entries. The causal mask is not in them."""
+
+    static: Float[Tensor, "h n"] | None
+    pre: Float[Tensor, "D n"] | None
+    learns_static: bool = False
+    """Whether the backward pass is to give a gradient of ``static`` (ALiBi's has nothing to learn)."""
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    first: int
+    rows: int
+    keys: int
+    """Keys 0 ... keys-1 are all that its rows see, and at least one."""
+
+    @property
+    def part(self) -> slice:
+        return slice(self.first, self.first + self.rows)
+
+
+class CellSums(TermSums, Protocol):
+    def add(self, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
+        """Gradients of the terms of a tile or of a block of rows, channels first."""
+        ...
+
+
+class CellTerms(Terms, Protocol):
+    """Evaluated where they are needed: on tiles, or on some rows of all items. What a term is, and what becomes of its
+    gradient, is the business of whoever asks for attention."""
+
+    @property
+    def differ_by_item(self) -> bool:
+        """Whether :meth:`on_rows` gives terms for each item of the batch."""
+        ...
+
+    def on_rows(self, block: RowBlock, *, backward: bool = False) -> TileTerms:
+        """In their own order; padding is left to the engine."""
+        ...
+
+    def sums(self) -> CellSums: ...
+
+
+class Found(NamedTuple):
+    """Gradients; None for what is absent."""
+
+    q: Float[Tensor, "b h q d"]
+    k: Float[Tensor, "b g k d"]
+    v: Float[Tensor, "b g k e"]
+    wa: Float[Tensor, "D h"] | None
+    w2: Float[Tensor, "h D"] | None
+    terms: Any
+    """Of tables: those of static and pre. Of terms on cells: the sums they gave."""
+
+
+class Engine(Protocol):
+    name: str
+    """As ``attention(impl=...)`` calls it."""
+    heads_beside: bool
+    """In the output the heads of a token lie beside each other, as the next projection wants them."""
+    gradient_heads_beside: bool
+    """And in the gradients of q, k and v."""
+
+    def serves(self, device: torch.device) -> bool:
+        """Whether ``auto`` asks it there, before the next one of the list."""
+        ...
+
+    def judge(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, tables: bool) -> Verdict:
+        """Whether it can take a call, with tables over lags or terms on cells, and computes it rightly."""
+        ...
+
+    def forward(self, call: Call, terms: LagTerms | CellTerms) -> tuple[Tensor, Tensor]:
+        """Output [b, h, q, e], and per row [b, h, q, 2] the largest logit (base 2) and the sum of the weights under
+        it."""
+        ...
+
+    def backward(
+        self, call: Call, terms: LagTerms | CellTerms, grad: Tensor, out: Tensor, softmax: Tensor
+    ) -> Found: ...
+
+
+class KernelEngine(ABC):
+    """An engine around a kernel that reads terms from memory: tables for all rows at once, or cells for a block of rows
+    at a time, so that memory stays linear in the length."""
+
+    block_bytes: int
+    """Of the terms of a block of rows."""
+    fewest_rows: int
+    """Of which blocks have a multiple."""
+    gradients_by_item = False
+    """Whether gradients of terms take memory for each item, though the items share the terms."""
+
+    @abstractmethod
+    def attention(self, call: Call) -> Any:
+        """The inputs as the kernel reads them, with ``forward(terms, out, softmax, block)`` and ``backward(grad, out,
+        softmax)``."""
+
+    @abstractmethod
+    def outputs(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Output and softmax, to be filled."""
+
+    @abstractmethod
+    def tables(self, attention: Any, call: Call, terms: LagTerms) -> Any:
+        """As the kernel reads them."""
+
+    @abstractmethod
+    def cells(self, attention: Any, call: Call, terms: TileTerms, block: RowBlock) -> Any:
+        """Likewise, of a block of rows."""
+
+    def forward(self, call: Call, terms: LagTerms | CellTerms) -> tuple[Tensor, Tensor]:
+        attention, (out, softmax) = self.attention(call), self.outputs(call)
+        if isinstance(terms, LagTerms):
+            attention.forward(self.tables(attention, call, terms), out, softmax, _all_rows(call))
+            return out, softmax
+        for block in self._blocks(call, terms):
+            attention.forward(self.cells(attention, call, terms.on_rows(block), block), out, softmax, block)
+        return out, softmax
+
+    def backward(self, call: Call, terms: LagTerms | CellTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found:
+        attention = self.attention(call)
+        found = attention.backward(grad, out, softmax)
+        if isinstance(terms, LagTerms):
+            of_terms = found.rows(self.tables(attention, call, terms), _all_rows(call))
+        else:
+            of_terms = terms.sums()
+            for block in self._blocks(call, terms):
+                own = terms.on_rows(block, backward=True)
+                of_terms.add(own, *found.rows(self.cells(attention, call, own, block), block))
+        d_wa, d_w2 = (None, None) if call.wa is None else (found.d_wa, found.d_w2)
+        return Found(found.d_q, found.d_k, found.d_v, d_wa, d_w2, of_terms)
+
+    def _blocks(self, call: Call, terms: CellTerms) -> Iterator[RowBlock]:
+        batch, heads, queries, _ = call.q.shape
+        items = batch if self.gradients_by_item or terms.differ_by_item else 1
+        channels = heads + (0 if call.wa is None else len(call.wa))
+        fit = self.block_bytes // (4 * channels * max(1, items) * call.keys)
+        rows = max(self.fewest_rows, fit // self.fewest_rows * self.fewest_rows)
+        for first in range(0, queries, rows):
+            end, offset = min(first + rows, queries), call.causal_offset
+            yield RowBlock(first, end - first, call.keys if offset is None else max(1, min(call.keys, offset + end)))
+
+
+def _all_rows(call: Call) -> RowBlock:
+    return RowBlock(0, call.queries, call.keys)

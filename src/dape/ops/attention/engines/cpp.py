@@ -1,0 +1,90 @@
+"""The C++ kernel in ``fused`` as an engine: CPU, float32."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dape.ops.attention.engines.base import Call, KernelEngine, LagTerms, RowBlock, Verdict
+from dape.ops.attention.fused import library
+from dape.ops.attention.fused.available import why_not_compiled
+from dape.ops.attention.fused.run import LOG2_E, Attention, Mixer, Term, Terms, outputs
+from dape.ops.attention.tiles import TileTerms
+from dape.positional.base import ScoreForm
+from dape.positional.grid import Grid
+
+
+class Cpp(KernelEngine):
+    name = "fused"
+    heads_beside = gradient_heads_beside = True
+    block_bytes = 24 << 20
+    fewest_rows = 16
+
+    def serves(self, device: torch.device) -> bool:
+        return True
+
+    def judge(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, tables: bool) -> Verdict:
+        return Verdict.against(why_not_compiled(q))
+
+    def attention(self, call: Call) -> Attention:
+        mixer = None if call.wa is None or call.w2 is None else Mixer(call.wa, call.w2)
+        padding = call.key_padding_mask
+        return Attention(call.q, call.k, call.v, mixer, causal_offset=call.causal_offset, key_padding_mask=padding)
+
+    def outputs(self, call: Call) -> tuple[Tensor, Tensor]:
+        return outputs(call.q, call.v)
+
+    def tables(self, attention: Attention, call: Call, terms: LagTerms) -> Terms:
+        lags = call.queries + call.keys - 1
+        laid_out = _laid_out(terms.static, terms.pre, call.q.shape[1], lags, call.first_hidden)
+        learns = terms.static is not None and terms.learns_static
+        return laid_out.from_largest_lag(0, call.queries, learns_fixed=learns)
+
+    def cells(self, attention: Attention, call: Call, terms: TileTerms, block: RowBlock) -> Terms:
+        static = library.zeros(1, 1, 1, 1) if terms.static is None else terms.static
+        fixed = Term.by_cell(static.expand(call.q.shape[1], -1, block.rows, block.keys), -math.inf)
+        if terms.pre is None:
+            return Terms(fixed, None)
+        return Terms(fixed, Term.by_cell(terms.pre.expand(-1, -1, block.rows, block.keys), 0.0))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Tables that reach further than a call needs, laid out for the kernel once for many calls."""
+
+    terms: Terms
+    mixer: Mixer | None
+
+    @classmethod
+    def of(
+        cls,
+        static: Tensor | None,
+        pre: Tensor | None,
+        wa: Tensor | None,
+        w2: Tensor | None,
+        heads: int,
+        lags: int,
+        hidden_from: int,
+    ) -> "Prepared":
+        return cls(
+            _laid_out(static, pre, heads, lags, hidden_from), None if wa is None or w2 is None else Mixer(wa, w2)
+        )
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, first: int
+    ) -> Float[Tensor, "b h q e"]:
+        """Queries that are the last of the keys; ``first``: the entry for key 0 and the last query."""
+        queries, keys = q.shape[2], k.shape[2]
+        attention = Attention(q, k, v, self.mixer, causal_offset=keys - queries, key_padding_mask=key_padding_mask)
+        out, softmax = outputs(q, v)
+        attention.forward(self.terms.from_largest_lag(first, queries), out, softmax, RowBlock(0, queries, keys))
+        return out.to(q.dtype)
+
+
+def _laid_out(static: Tensor | None, pre: Tensor | None, heads: int, lags: int, hidden_from: int | None) -> Terms:
+    fixed = library.zeros(heads, lags) if static is None else static.float() * LOG2_E
+    if hidden_from is not None:
+        fixed[:, hidden_from:] = -math.inf
+    return Terms(Term.by_lag(fixed), None if pre is None else Term.by_lag(pre))

@@ -1,0 +1,141 @@
+"""The tile engine (``tiles.py``) as an engine: any device and precision, in PyTorch.
+
+The rows of a tile being reversed, row r and key j have the index ``start + r + j`` in a table over lags: the table is
+applied as an overlapping view (strides 1, 1), nothing is copied, the causal mask is simply -inf in it at negative lags,
+and the gradient of an entry is a sum over an anti-diagonal, again read through a view.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dape.ops.attention import tiles
+from dape.ops.attention.engines.base import Call, CellTerms, Found, LagTerms, Verdict
+from dape.ops.attention.tiles import LOG2_E, TermSums, TileTerms, join_parts
+from dape.ops.attention.tiles import Call as TileCall
+from dape.ops.attention.tiling import Tile
+from dape.positional.base import ScoreForm
+from dape.positional.grid import Grid
+
+
+class Tiles:
+    name = "blocked"
+    heads_beside = gradient_heads_beside = False
+
+    def serves(self, device: torch.device) -> bool:
+        return True
+
+    def judge(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, tables: bool) -> Verdict:
+        return Verdict(True, "")
+
+    def forward(self, call: Call, terms: LagTerms | CellTerms) -> tuple[Tensor, Tensor]:
+        return tiles.run_forward(*_for_tiles(call, terms))
+
+    def backward(self, call: Call, terms: LagTerms | CellTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found:
+        d_q, sums = tiles.run_backward(*_for_tiles(call, terms), grad, out, softmax)
+        d_wa, d_w2 = (None, None) if sums.mixer is None else (sums.mixer.wa, sums.mixer.w2)
+        of_terms = (sums.terms.static, sums.terms.pre) if isinstance(sums.terms, _TableSums) else sums.terms
+        return Found(d_q, join_parts(sums.dk), join_parts(sums.dv), d_wa, d_w2, of_terms)
+
+
+def _for_tiles(call: Call, terms: LagTerms | CellTerms) -> tuple[TileCall, tiles.Terms]:
+    in_parts = TileCall(call.q, call.k, call.v, call.wa, call.w2, causal_offset=call.causal_offset)
+    return in_parts, _LagTerms(in_parts, call, terms) if isinstance(terms, LagTerms) else terms
+
+
+class _LagTerms:
+    shared_by_items = False  # views of tables: nothing to save
+
+    def __init__(self, call: TileCall, given: Call, terms: LagTerms) -> None:
+        self.call, self.offset, self.hidden_from = call, given.causal_offset, given.first_hidden
+        self.static, pre, padding = terms.static, terms.pre, given.key_padding_mask
+        self.pre = None if pre is None else pre.to(call.dtype).contiguous()
+        self.table = self._logit_table()
+        self.padding = None
+        if padding is not None:
+            zero = torch.zeros(padding.shape, dtype=call.dtype, device=call.device)
+            self.padding = zero.masked_fill_(padding, -math.inf).unsqueeze(1)
+
+    def _logit_table(self) -> Float[Tensor, "h n"] | None:
+        """The static table in base 2, -inf where the causal mask hides; None if neither exists."""
+        call = self.call
+        if self.static is not None:
+            table = (self.static.to(call.dtype) * LOG2_E).contiguous()
+        elif self.hidden_from is not None:
+            table = torch.zeros(1, call.queries + call.keys - 1, dtype=call.dtype, device=call.device)
+        else:
+            return None
+        if self.hidden_from is not None:
+            table[:, self.hidden_from :] = -math.inf
+        return table
+
+    def start(self, tile: Tile) -> int:
+        """Table index of the tile's first cell: its last row against key 0."""
+        return self.call.queries - tile.i1
+
+    def view(self, table: Float[Tensor, "c n"], tile: Tile) -> Float[Tensor, "c 1 r k"]:
+        """The table on every cell of the tile, without a copy."""
+        where = table.storage_offset() + self.start(tile)
+        return table.as_strided((len(table), 1, tile.rows, tile.keys), (table.stride(0), 0, 1, 1), where)
+
+    def on(self, tile: Tile, *, backward: bool = False) -> TileTerms:
+        static = None if self.table is None else self.view(self.table, tile)
+        if self.padding is not None:
+            padding = self.padding[tile.b0 : tile.b1, :, : tile.keys]
+            static = padding if static is None else static + padding
+        return TileTerms(static=static, pre=None if self.pre is None else self.view(self.pre, tile))
+
+    def sums(self) -> "_TableSums":
+        return _TableSums(self)
+
+
+class _TableSums:
+    def __init__(self, terms: _LagTerms) -> None:
+        self._terms = terms
+
+        def zeros(table: Tensor | None) -> Tensor | None:
+            return None if table is None else torch.zeros(table.shape, dtype=terms.call.dtype, device=table.device)
+
+        self.static, self.pre = zeros(terms.static), zeros(terms.pre)
+
+    def add_tile(self, tile: Tile, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
+        for total, x in ((self.static, d_logits), (self.pre, d_hidden)):
+            if total is not None and x is not None:
+                self._add_diagonals(total, x, tile)
+
+    def _add_diagonals(self, total: Float[Tensor, "c n"], x: Float[Tensor, "c i r k"], tile: Tile) -> None:
+        x = x.squeeze(1) if tile.items == 1 else x.sum(1)
+        # A causal tile whose keys reach its last row's own or further is zero beyond its main anti-diagonal.
+        offset = self._terms.offset
+        corner_hidden = offset is not None and tile.keys >= offset + tile.i1
+        sums = _diagonals_of_triangle(x) if corner_hidden else _diagonals(x)
+        start = self._terms.start(tile)
+        total[:, start : start + sums.shape[1]].add_(sums)
+
+    def add_(self, other: TermSums) -> None:
+        assert isinstance(other, _TableSums)
+        for mine, theirs in ((self.static, other.static), (self.pre, other.pre)):
+            if mine is not None and theirs is not None:
+                mine.add_(theirs)
+
+
+def _diagonals(x: Float[Tensor, "c r k"]) -> Float[Tensor, "c n"]:
+    """Sums over r + j = 0 ... r + k - 2: with rows one longer than the number of sums, shifting is a matter of view."""
+    channels, rows, keys = x.shape
+    padded = torch.nn.functional.pad(x, (0, rows)).flatten(1)
+    return padded[:, : rows * (rows + keys - 1)].view(channels, rows, -1).sum(1)
+
+
+def _diagonals_of_triangle(x: Float[Tensor, "c r k"]) -> Float[Tensor, "c k"]:
+    """The same for x that is 0 where r + j >= k, without padding: read rows of length k - 1, in which column c holds
+    r + j = c, except that the last diagonal k - 1 wraps onto column 0."""
+    channels, rows, keys = x.shape
+    if keys == 1:
+        return x.sum(1)
+    channel, start = x.stride(0), x.storage_offset()
+    sums = x.as_strided((channels, rows, keys - 1), (channel, keys - 1, 1), start).sum(1)
+    sums[:, 0] = x[:, 0, 0]
+    last = x.as_strided((channels, rows), (channel, keys - 1), start + keys - 1).sum(1)
+    return torch.cat([sums, last.unsqueeze(1)], dim=1)
