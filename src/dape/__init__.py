@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 from dape._version import __version__
 
 if TYPE_CHECKING:  # For editors and type checkers; keep in step with _HOME, which a test compares.
+    from dape.actions.compare import compare
+    from dape.actions.evaluate import evaluate
+    from dape.actions.reproduce import reproduce
+    from dape.actions.train import train
+    from dape.data.corpora import open_data
     from dape.models.config import DecoderConfig
     from dape.models.decoder import DecoderLM
     from dape.models.generate import Sampling, generate
@@ -41,14 +46,24 @@ __all__ = [
     "__version__",
     "attention",
     "build",
+    "compare",
     "draw_positions",
     "encodings",
+    "evaluate",
     "generate",
     "intermediates",
+    "open_data",
     "register",
+    "reproduce",
+    "train",
 ]
 
 _NAMES = {
+    "actions.compare": ("compare",),
+    "actions.evaluate": ("evaluate",),
+    "actions.reproduce": ("reproduce",),
+    "actions.train": ("train",),
+    "data.corpora": ("open_data",),
     "models.config": ("DecoderConfig",),
     "models.decoder": ("DecoderLM",),
     "models.generate": ("Sampling", "generate"),

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dape.errors import UsageError
+
 OLDEST_TRANSFORMERS = "5.5"
 """As in pyproject.toml: older ones lack what attention is registered with."""
 
@@ -24,6 +26,12 @@ def transformers_trouble(what: str) -> str | None:
         f"{what} needs transformers {OLDEST_TRANSFORMERS} or newer, and {found} is installed: "
         f"pip install 'transformers>={OLDEST_TRANSFORMERS},<6'"
     )
+
+
+def check_transformers(what: str) -> None:
+    """Raise UsageError where ``what`` cannot use the library."""
+    if trouble := transformers_trouble(what):
+        raise UsageError(trouble)
 
 
 def _numbers(version: str) -> list[int]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dape.cli import main, reproduce_time
+from dape.actions import reproduce_time
+from dape.cli import main
 from dape.experiments import worker
 from dape.experiments.reproduce import scales
 from dape.experiments.reproduce.catalogue import EXPERIMENTS
@@ -117,7 +118,7 @@ def test_one_failure_does_not_stop_the_rest(here, monkeypatch, capsys):
 
 
 def test_bias_maps(here, monkeypatch, capsys):
-    monkeypatch.setattr("dape.cli.reproduce_runs.MAP_LENGTHS", (512, 1024))
+    monkeypatch.setattr("dape.actions.reproduce.MAP_LENGTHS", (512, 1024))
     reproduce("bias-maps", "--data", "words.txt", "--out", "maps")
     assert len(here) == 1
     facts = json.loads(Path("maps/maps-64/maps.json").read_text())

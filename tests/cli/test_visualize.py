@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dape.cli import main, visualize
+from dape.actions import visualize
+from dape.cli import main
 from dape.evaluation.map_files import STAGES, read_maps
 from dape.report import bias_maps
 

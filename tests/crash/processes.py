@@ -23,7 +23,7 @@ from dape.experiments.executor import WORKER
 
 OFTEN = Path(__file__).with_name("often")
 PRELOADED = shlex.split("""
-    dape.cli dape.cli.reproduce_runs dape.data.corpora dape.data.job dape.training.language_model
+    dape.cli dape.actions.reproduce dape.data.corpora dape.data.job dape.training.language_model
     dape.training.chomsky dape.training.recall dape.evaluation.chomsky dape.evaluation.recall
     dape.experiments.language dape.experiments.chomsky dape.experiments.recall dape.experiments.adapters.job
     dape.experiments.adapters.tasks dape.experiments.reproduce.judge dape.hf.tune dape.hf.convert dape.report.recall

@@ -44,13 +44,13 @@ WORK = [
     "dape.experiments.chomsky_budget.time_method",
     "dape.doctor.run.examine",
     "dape.cli.extend._measured",
-    "dape.cli.visualize._look",
+    "dape.actions.visualize._look",
     "dape.evaluation.mechanism.dissect",
     "dape.evaluation.perplexity.measure",
     "dape.evaluation.answers.score",
     "dape.hf.harness.run.measure",
     "dape.models.generate.generate",
-    "dape.experiments.executor.run_tasks",
+    "dape.experiments.executor.Local.run",
     "dape.training.trainer.Trainer.run",
 ]
 """Where planning ends. What is not here is quick enough to be done."""

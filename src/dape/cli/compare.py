@@ -3,26 +3,16 @@
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tyro
 
-from dape.cli.checks import check_encoding, check_model, check_reach
-from dape.cli.console import open_console
-from dape.cli.live import LivePerplexity, run_shown, side_by_side, tell_failures, threads_each
+from dape.actions.compare import METHODS, compare
 from dape.errors import UsageError
-from dape.evaluation.config import EvalConfig, Mode
-from dape.files import check_writable_folder, locked
+from dape.evaluation.config import Mode
 from dape.models.config import DecoderConfig
 from dape.reading import reading
 from dape.training.config import TrainConfig
-
-if TYPE_CHECKING:
-    from dape.experiments.compare import Comparison
-
-METHODS = ("rope", "alibi", "kerple", "fire", "dape-alibi", "dape-kerple", "dape-fire")
-LONGEST = 32
-"""By default evaluate up to this many training lengths."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,123 +96,12 @@ def _set(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(config: Compare) -> int:
-    check(config)
-    with locked(config.out):
-        comparison = _plan(config)
-        comparison.begin()
-        jobs = config.jobs or side_by_side(comparison)
-        _announce(comparison, jobs)
-        hint = f"continue with: dape compare --resume --out {comparison.out}"
-        failures = run_shown(comparison, LivePerplexity, jobs=jobs, threads=threads_each(jobs), hint=hint)
-        return _report(comparison, failures)
+    from dape.cli.show import show
 
-
-# Before the work -----------------------------------------------------------------------------------------------------
-
-
-def check(config: Compare) -> None:
-    if not config.methods:
-        raise UsageError("--methods needs at least one encoding")
-    for method in config.methods:
-        check_encoding(method, "--methods")
-    for name in ("seeds", "windows"):
-        if getattr(config, name) < 1:
-            raise UsageError(f"--{name} must be at least 1, got {getattr(config, name)}")
-    if config.jobs is not None and config.jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, got {config.jobs}")
-    config.model.check()
-    for name in config.model.encoding_options:
-        method, dot, _ = name.rpartition(".")
-        if dot and method not in config.methods:
-            raise UsageError(f"--encoding-options {name}: {method} is not among the --methods")
-    evaluation_of(config).check()
-    check_writable_folder(config.out, "--out")
-
-
-def evaluation_of(config: Compare) -> EvalConfig:
-    length = config.model.train_length
-    doublings = tuple(length << n for n in range(LONGEST.bit_length()))
-    lengths = tuple(sorted(set(config.lengths))) or doublings
-    return EvalConfig(
-        lengths=lengths,
-        last_k=config.last_k if config.last_k is not None else max(1, min(256, *lengths)),
-        windows=config.windows,
-        mode=config.mode,
-        reach=config.reach,
-    )
-
-
-def _plan(config: Compare) -> "Comparison":
-    """Everything that can be wrong is found here, before anything is trained."""
-    from dape.cli.devices import use_device
-    from dape.data.corpora import open_data
-    from dape.evaluation.perplexity import ends_of, with_reach
-    from dape.experiments.compare import Comparison, evaluation_in, model_for
-
-    config.train.check()
-    device = str(use_device(config.device))
-    corpus = open_data(config.data, out=config.out / "data")
-    evaluation = with_reach(evaluation_in(config.out, evaluation_of(config)), corpus.validation)
-    ends = ends_of(corpus.validation, evaluation)
-    if len(ends) < evaluation.windows:
-        print(
-            f"note: the held-out text has room for {len(ends)} windows only, not {evaluation.windows}", file=sys.stderr
-        )
-    for method in config.methods:
-        model = model_for(method, config.model)
-        check_model(model, config.train, device)
-        check_reach(model, max(evaluation.lengths))
-    return Comparison(
-        out=config.out,
-        methods=tuple(dict.fromkeys(config.methods)),
-        seeds=config.seeds,
-        model=config.model,
-        train=config.train,
-        evaluation=evaluation,
-        data=str(corpus.folder.resolve()),
-        data_name=corpus.name,
-        data_hash=corpus.hash,
-        device=device,
-        threads=1,
-    )
-
-
-def _announce(comparison: "Comparison", jobs: int) -> None:
-    model, train, evaluation = comparison.model, comparison.train, comparison.evaluation
-    runs = len(comparison.runs())
-    done = sum(map(comparison.finished, comparison.runs()))
-    finished = f", {done} of them already finished" if done else ""
-    grid = f"{len(comparison.methods)} encodings x {comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
-    print(
-        f"{grid} = {runs} runs{finished}, {jobs} at a time, into {comparison.out}\n"
-        f"train: {train.steps} steps of {train.batch} x {model.train_length} tokens of {comparison.data_name} "
-        f"({comparison.data_hash[:12]}), {model.layers} layers, width {model.width}, {model.heads} heads\n"
-        f"test: the last {evaluation.last_k} of {', '.join(map(str, evaluation.lengths))} tokens, "
-        f"{evaluation.windows} windows, {evaluation.mode}, reach {evaluation.reach}",
-        flush=True,
-    )
-
-
-# After the work ------------------------------------------------------------------------------------------------------
-
-
-def _report(comparison: "Comparison", failures: dict[str, str]) -> int:
-    """Files first, then the terminal."""
-    from dape.files import write_text
-    from dape.report.figures import perplexity_figure, save_figure
-    from dape.report.summary import summary
-    from dape.report.tables import markdown_table, terminal_table
-
-    rows = comparison.collect()
-    tell_failures(failures)
-    if not rows:
-        return 1
-    methods, lengths = comparison.methods, comparison.evaluation.lengths
-    words = summary(rows, methods=methods, lengths=lengths, seeds=range(comparison.seeds))
-    write_text(comparison.out / "table.md", markdown_table(rows, methods=methods, lengths=lengths))
-    write_text(comparison.out / "summary.md", words)
-    save_figure(perplexity_figure(rows, methods=methods), comparison.out / "curves")
-    console = open_console()
-    console.print(terminal_table(rows, methods=methods, lengths=lengths, width=console.width))
-    print(f"\n{words.strip()}\n\nwrote results.jsonl, table.md, summary.md, curves.png, curves.svg in {comparison.out}")
-    return 1 if failures else 0
+    same = ("methods", "seeds", "lengths", "last_k", "windows", "mode", "reach", "out", "jobs", "device")
+    given = {name: getattr(config, name) for name in (*same, "model", "train")}
+    try:
+        return show(compare(config.data, **given))
+    except KeyboardInterrupt:
+        print(f"continue with: dape compare --resume --out {config.out}", file=sys.stderr)
+        raise

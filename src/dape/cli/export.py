@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from dape.errors import UsageError
-from dape.extras import transformers_trouble
+from dape.extras import check_transformers
 from dape.files import check_writable_folder
 from dape.reading import read_json
 
@@ -49,9 +49,9 @@ class Import:
 
 
 def run_export(config: Export) -> int:
-    check_extra("dape export")
+    check_transformers("dape export")
     check_out(config.out)
-    from dape.cli.evaluate import run_folder
+    from dape.evaluation.opening import run_folder
     from dape.training import checkpoint as checkpoints
 
     where = checkpoints.find(config.checkpoint)
@@ -65,7 +65,7 @@ def run_export(config: Export) -> int:
 
 
 def run_import(config: Import) -> int:
-    check_extra("dape import")
+    check_transformers("dape import")
     check_model_folder(config.model)
     check_out(config.out)
     use_offline()
@@ -88,11 +88,6 @@ def _tokenizer(config: Import) -> "Tokenizer":
     if found is None:
         raise UsageError(f"--tokenizer {config.tokenizer}: would be trained anew; give bytes or a tokenizer.json")
     return found
-
-
-def check_extra(command: str) -> None:
-    if trouble := transformers_trouble(command):
-        raise UsageError(trouble)
 
 
 def use_offline() -> None:

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from dape.cli.checks import check_encoding
-from dape.cli.export import check_extra, model_type, use_offline
+from dape.cli.export import model_type, use_offline
 from dape.cli.fields import KEY_VALUES
 from dape.cli.model_text import model_corpus
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig
+from dape.extras import check_transformers
 from dape.files import check_writable_folder, locked, write_text
 from dape.reading import check_seal, read_json, sealed, unsealed
+from dape.training.checks import check_encoding
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,7 +97,7 @@ class Extend:
 
 
 def run(config: Extend) -> int:
-    check_extra("dape extend")
+    check_transformers("dape extend")
     check(config)
     use_offline()
     with locked(config.out):
@@ -156,7 +157,7 @@ def _settings(config: Extend) -> dict[str, Any]:
 
 def _extend(config: Extend) -> int:
     """Everything that can be wrong shows before anything is measured or trained, and before --out is taken."""
-    from dape.cli.devices import set_threads, use_device
+    from dape.training.device import set_threads, use_device
 
     device = use_device(config.device)
     set_threads(config.threads)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from dape.cli.devices import set_threads, use_device
 from dape.errors import UsageError
+from dape.training.device import set_threads, use_device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from dape.cli.checks import check_rows_file
 from dape.cli.console import open_console
-from dape.cli.devices import set_threads, use_device
-from dape.cli.export import check_extra, model_type, use_offline
+from dape.cli.export import model_type, use_offline
 from dape.cli.model_text import model_corpus
 from dape.errors import UsageError
+from dape.extras import check_transformers
 from dape.files import check_writable_folder, write_text
+from dape.results.records import check_rows_file
+from dape.training.device import set_threads, use_device
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
@@ -89,7 +90,7 @@ def run(config: Harness) -> int:
 def check(config: Harness) -> None:
     if importlib.util.find_spec("lm_eval") is None or importlib.util.find_spec("transformers") is None:
         raise UsageError("dape harness needs lm-evaluation-harness: pip install 'dape[harness]'")
-    check_extra("dape harness")
+    check_transformers("dape harness")
     model_type(config.model)
     if not (config.choices or config.text or config.tasks):
         raise UsageError("nothing to measure: give --choices FILE, --text TEXT or --tasks NAME")

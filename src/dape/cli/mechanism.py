@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from dape.cli.console import open_console
-from dape.cli.devices import set_threads, use_device
 from dape.errors import UsageError
 from dape.files import check_writable_file, write_text
+from dape.training.device import set_threads, use_device
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,10 +68,10 @@ def run(config: Mechanism) -> int:
 def _look(config: Mechanism, device: Any) -> int:
     import json
 
-    from dape.cli.evaluate import open_corpus
     from dape.data.windows import evaluation_windows
     from dape.evaluation.config import EvalConfig
     from dape.evaluation.mechanism import dissect
+    from dape.evaluation.opening import open_corpus
     from dape.evaluation.perplexity import ends_of
     from dape.training import checkpoint as checkpoints
 

@@ -20,10 +20,10 @@ def model_corpus(spec: str, folder: Path, flag: str, *, vocabulary: int | None =
     With ``vocabulary``, the model's number of ids, a folder without tokenizer is taken for a model of bytes if it can
     be one, and a prepared text is believed.
     """
-    from dape.cli.evaluate import open_text
     from dape.data.corpora import open_data
     from dape.data.store import is_prepared
     from dape.data.tokenizer import FILE, ByteTokenizer, open_tokenizer
+    from dape.evaluation.opening import open_text
 
     has_own = (folder / FILE).is_file()
     if vocabulary is not None and not has_own and is_prepared(Path(spec)):

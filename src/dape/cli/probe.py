@@ -7,11 +7,12 @@ from typing import Annotated
 
 import tyro
 
-from dape.cli import probe_text, probe_train
+from dape.actions.recall import METHODS, recall
+from dape.cli import probe_text
+from dape.cli.show import show
 from dape.errors import UsageError
-from dape.tasks.recall.config import DEPTHS, RecallConfig, Task
+from dape.tasks.recall.config import DEPTHS, RecallConfig, Task, doublings, given
 
-METHODS = ("rope", "alibi", "kerple", "dape-kerple")
 TASKS: tuple[Task, ...] = ("recall", "passkey")
 
 
@@ -90,7 +91,19 @@ def run(config: Probe) -> int:
     if config.checkpoint is not None:
         raise UsageError(f"--train makes its own models; leave out {config.checkpoint}, or leave out --train")
     _refuse(config, FOR_CHECKPOINT, "is for a CHECKPOINT; with --train everything goes into --out")
-    return probe_train.train(config)
+    return _train(config)
+
+
+def _train(config: Probe) -> int:
+    same = ("test_pairs", "train_length", "steps", "batch", "lr", "layers", "width", "heads")
+    settings = RecallConfig(
+        lengths=tuple(sorted(config.lengths)) or doublings(config.train_length),
+        depths=tuple(sorted(config.depths)),
+        **{name: getattr(config, name) for name in same},
+        **given(samples=config.samples, pairs=config.pairs),
+    )
+    where = {name: getattr(config, name) for name in ("methods", "seeds", "out", "jobs", "threads", "device")}
+    return show(recall(settings, **where))
 
 
 def _refuse(config: Probe, names: Sequence[str], why: str) -> None:

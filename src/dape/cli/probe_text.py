@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dape.cli.checks import check_reach, check_rows_file
 from dape.cli.console import open_console
-from dape.cli.devices import set_threads, use_device
 from dape.errors import UsageError
 from dape.files import check_writable_file
+from dape.results.records import check_rows_file
 from dape.tasks.recall.config import Task, TextConfig, doublings, given
+from dape.training.checks import check_reach
+from dape.training.device import set_threads, use_device
 
 if TYPE_CHECKING:
     from dape.cli.probe import Probe
@@ -40,8 +41,8 @@ def ask(config: "Probe", checkpoint: Path) -> int:
 
 
 def _measure(config: "Probe", settings: TextConfig, checkpoint: Path, device: Any) -> int:
-    from dape.cli.evaluate import open_corpus, subject_of
     from dape.evaluation.answers import predictor
+    from dape.evaluation.opening import open_corpus, subject_of
     from dape.results.records import append_rows
     from dape.training import checkpoint as checkpoints
 

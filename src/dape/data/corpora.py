@@ -38,6 +38,11 @@ def open_data(
         raise UsageError(str(error) if spec in str(error) else f"{spec}: {error}") from error
 
 
+def as_corpus(data: "str | Path | Corpus", *, out: Path | None = None, tokenizer: str = "bytes") -> Corpus:
+    """What somebody gave as data: a corpus that is open already, or what :func:`open_data` takes."""
+    return data if isinstance(data, Corpus) else open_data(str(data), out=out, tokenizer=tokenizer)
+
+
 def _with_tokenizer(corpus: Corpus, spec: str) -> Corpus:
     """A tokenizer that is asked for, other than by default, must be the one of the folder."""
     if spec != "bytes":

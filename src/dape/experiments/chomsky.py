@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dape.experiments.grid import Effort, Experiment, united
+from dape.experiments.grid import Effort, Experiment, in_short, united
 from dape.experiments.job import Job, Stop, Test
-from dape.tasks.chomsky.config import CheConfig, Subject
+from dape.results.records import Row
+from dape.tasks.chomsky.config import PAPER_RATES, CheConfig, Subject, reductions
 
 if TYPE_CHECKING:
-    from dape.results.records import Row
     from dape.training.chomsky import ChomskyTrainer
 
 SETTINGS = "che.yaml"
@@ -91,6 +91,38 @@ class Chomsky(Experiment[Subject]):
         config = self.config
         tests = {length: float(config.samples * length) for length in config.lengths}
         return Effort(config.steps, config.batch * (1 + config.train_length) / 2, tests)
+
+    def found(self, rows: list[Row]) -> str:
+        from dape.evaluation.chomsky_scores import runs_of
+
+        config = self.config
+        (of_rate,) = runs_of(rows, config).values()
+        (found,) = of_rate.values()
+        inside, beyond = 100 * found.familiar(config)[0], 100 * found.score(config)
+        first, *_, last = (config.scored_lengths[0], *config.scored_lengths)
+        return f"accuracy {inside:.1f}% at 1-{config.train_length}, {beyond:.1f}% at {first}-{last}"
+
+    def axes(self) -> dict[str, int]:
+        return {
+            "task": len(self.tasks),
+            "encoding": len(self.methods),
+            "rate": len(self.rates),
+            "seed": self.seeds,
+        }
+
+    def conditions(self) -> list[str]:
+        config = self.config
+        return [
+            f"train: {config.steps} steps of {config.batch} examples, lengths 1 to {config.train_length}; "
+            f"{config.layers} layers, width {config.width}, {config.heads} heads (scale {config.scale})",
+            f"test: {config.samples} examples at lengths {in_short(config.familiar_lengths)} to choose the rate, "
+            f"{in_short(config.scored_lengths)} for the score",
+            *(f"reduced: {text}" for text in self.reduced()),
+        ]
+
+    def reduced(self) -> list[str]:
+        """What is less than in the paper."""
+        return reductions(self.config, seeds=self.seeds, rates=self.rates, all_rates=len(PAPER_RATES))
 
     def shared_settings(self) -> dict[str, Any]:
         return asdict(self.config)

@@ -15,6 +15,7 @@ from dape.evaluation.config import EvalConfig
 from dape.experiments.grid import Effort, Experiment, changes, relative_data, saved_settings, united
 from dape.experiments.language import LanguageModelJob, language_effort, language_settings
 from dape.models.config import DecoderConfig
+from dape.results.records import Row
 from dape.training.config import TrainConfig
 from dape.training.run import FREE_TO_CHANGE, RunConfig
 
@@ -66,6 +67,21 @@ class Comparison(Experiment[Run]):
     def effort(self, run: Run) -> Effort:
         return language_effort(self.model, self.train, self.evaluation)
 
+    def found(self, rows: list[Row]) -> str:
+        return "perplexity " + " ".join(f"{row.length}: {row.value:.4g}" for row in rows)
+
+    def axes(self) -> dict[str, int]:
+        return {"encoding": len(self.methods), "seed": self.seeds}
+
+    def conditions(self) -> list[str]:
+        model, train, evaluation = self.model, self.train, self.evaluation
+        return [
+            f"train: {train.steps} steps of {train.batch} x {model.train_length} tokens of {self.data_name} "
+            f"({self.data_hash[:12]}), {model.layers} layers, width {model.width}, {model.heads} heads",
+            f"test: the last {evaluation.last_k} of {', '.join(map(str, evaluation.lengths))} tokens, "
+            f"{evaluation.windows} windows, {evaluation.mode}, reach {evaluation.reach}",
+        ]
+
     # Settings --------------------------------------------------------------------------------------------------------
 
     def shared_settings(self) -> dict[str, Any]:
@@ -101,7 +117,7 @@ def in_order(methods: tuple[str, ...], seeds: int) -> list[Run]:
 
 
 def evaluation_in(out: Path, evaluation: EvalConfig) -> EvalConfig:
-    """The settings as a folder begun before --reach existed means them: windows end where the longest has room."""
+    """As a folder means them that was begun before the reach was a setting: windows end where the longest has room."""
     known = saved_settings(out, SETTINGS).get("shared", {}).get("evaluation")
     old = isinstance(known, dict) and "reach" not in known and evaluation.reach is None
     return replace(evaluation, reach=max(evaluation.lengths)) if old else evaluation

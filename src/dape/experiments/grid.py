@@ -88,6 +88,24 @@ class Experiment(ABC, Generic[R]):
     def growing_settings(self, known: Mapping[str, Any]) -> dict[str, Any]:
         """What may be added to, united with what is known already."""
 
+    @abstractmethod
+    def found(self, rows: list[Row]) -> str:
+        """What a run has found, in a few words."""
+
+    # What it says before it begins -----------------------------------------------------------------------------------
+
+    def axes(self) -> Mapping[str, int]:
+        """What is varied, and how many of each there are: their product is the number of runs."""
+        return {}
+
+    def introduction(self) -> list[str]:
+        """Lines that come first."""
+        return []
+
+    def conditions(self) -> list[str]:
+        """How runs are trained and tested, a line each."""
+        return []
+
     # Runs ------------------------------------------------------------------------------------------------------------
 
     def folder(self, run: R) -> Path:
@@ -157,7 +175,7 @@ class Experiment(ABC, Generic[R]):
             self._refuse(self.changes(known))
             self.check_jobs()
         elif self.out.exists() and any(p.name not in (".lock", *self.inputs) for p in self.out.iterdir()):
-            raise UsageError(f"--out {self.out}: the folder is not empty and holds no {self.what}; choose another")
+            raise UsageError(f"`out` {self.out}: the folder is not empty and holds no {self.what}; choose another")
         self.out.mkdir(parents=True, exist_ok=True)
         settings = {**self.growing_settings(known), "shared": _plain(self.shared_settings())}
         write_text(self.out / self.settings_name, yaml.safe_dump(settings, sort_keys=False))
@@ -182,9 +200,9 @@ class Experiment(ABC, Generic[R]):
     def _refuse(self, changed: Sequence[tuple[str, Any, Any]]) -> None:
         if changed:
             raise UsageError(
-                f"--out {self.out} holds a {self.what} with other settings: "
+                f"`out` {self.out} holds a {self.what} with other settings: "
                 f"{'; '.join(f'{name} was {_short(old)}, now {_short(new)}' for name, old, new in changed)}. "
-                "Results would not be comparable; use another --out."
+                "Results would not be comparable; use another `out`."
             )
 
 
@@ -234,7 +252,7 @@ def saved_settings(out: Path, name: str) -> dict[str, Any]:
         known = {name: value for name, value in given.items() if name in _Settings.__annotations__}
         return {**given, **as_record(_Settings, known, path)}
     except ValueError as error:
-        raise UsageError(f"{error}. Put back what was changed, or use another --out") from error
+        raise UsageError(f"{error}. Put back what was changed, or use another `out`") from error
 
 
 def changes(name: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dape.experiments.compare import Run, in_order
 from dape.experiments.grid import Effort, Experiment, united
 from dape.experiments.job import Job, Stop, Test
+from dape.results.records import Row
 from dape.tasks.recall.config import RecallConfig
 
 if TYPE_CHECKING:
@@ -69,6 +70,22 @@ class Recall(Experiment[Run]):
         repeats = 1 + len({config.pairs, *config.test_pairs})
         tests = {length: float(repeats * config.samples * length) for length in config.lengths}
         return Effort(config.steps, float(config.batch * config.train_length), tests)
+
+    def found(self, rows: list[Row]) -> str:
+        own = [row for row in rows if not {"depth", "pairs"} & set(row.extra)]
+        return "accuracy " + " ".join(f"{row.length}: {100 * row.value:.0f}%" for row in own)
+
+    def axes(self) -> dict[str, int]:
+        return {"encoding": len(self.methods), "seed": self.seeds}
+
+    def conditions(self) -> list[str]:
+        config = self.config
+        return [
+            f"train: {config.steps} steps of {config.batch} x {config.train_length} tokens, 2 to {config.pairs} pairs "
+            f"of {config.keys} keys and {config.keys} values; {config.layers} layers, width {config.width}, "
+            f"{config.heads} heads",
+            f"test: {', '.join(map(str, config.lengths))} tokens, {config.samples} sequences each",
+        ]
 
     def shared_settings(self) -> dict[str, Any]:
         return asdict(self.config)

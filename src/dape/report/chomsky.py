@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dape.evaluation.chomsky_scores import Cell
 from dape.experiments.grid import in_short
 from dape.tasks.chomsky.catalogue import TASKS
-from dape.tasks.chomsky.config import PAPER_SAMPLES, PAPER_STEPS, WIDTHS, CheConfig
+from dape.tasks.chomsky.config import PAPER_STEPS, WIDTHS, CheConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,25 +117,6 @@ def not_learned(cells: Sequence[Cell]) -> list[str]:
 
 
 PAPER = CheConfig()
-
-
-def reductions(config: CheConfig, *, seeds: int, rates: Sequence[float], all_rates: int) -> list[str]:
-    """What is smaller here than in the paper, or than recommended."""
-    full = range(config.train_length + 1, 501)
-    missing = sorted(set(full) - set(config.lengths))
-    found = {
-        f"width {config.width} instead of {WIDTHS['paper']}": config.width < WIDTHS["paper"],
-        f"{config.layers} layers instead of {PAPER.layers}": config.layers < PAPER.layers,
-        f"{config.hidden} hidden units of f instead of {PAPER.hidden}": config.hidden < PAPER.hidden,
-        f"{config.steps} training steps instead of {PAPER_STEPS}": config.steps < PAPER_STEPS,
-        f"{config.batch} examples a step instead of {PAPER.batch}": config.batch < PAPER.batch,
-        f"{len(config.scored_lengths)} test lengths instead of {len(full)}": bool(missing),
-        f"{config.samples} test examples per length instead of {PAPER_SAMPLES}": config.samples < PAPER_SAMPLES,
-        f"{seeds} seed{'s' if seeds > 1 else ''} instead of at least 3": seeds < 3,
-        f"learning rate {', '.join(f'{lr:g}' for lr in rates)} instead of the best of {all_rates}": len(rates)
-        < all_rates,
-    }
-    return [text for text, holds in found.items() if holds]
 
 
 # Figures -------------------------------------------------------------------------------------------------------------

@@ -1,14 +1,13 @@
 """Tables and figures of the probes, functions of rows. Loads rich and matplotlib when called."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dape.experiments.recall import Recall
-from dape.files import write_text
 from dape.results.records import Row
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import RenderableType
 
 
@@ -63,26 +62,22 @@ def recall_table(rows: Sequence[Row], plan: Recall, *, width: int | None) -> "Re
     )
 
 
-def write_report(rows: Sequence[Row], plan: Recall) -> list[Path]:
-    """The table, and heat maps by depth and by number of pairs; returns the files, results.jsonl first."""
-    from dape.report.drawing import save_figure
-    from dape.report.heat_maps import heat_map_figure
+def recall_markdown(rows: Sequence[Row], plan: Recall) -> str:
     from dape.report.tables import markdown_table
 
-    table = plan.out / "table.md"
-    seeds = range(plan.seeds)
-    write_text(
-        table, markdown_table(rows, metric="accuracy", methods=plan.methods, lengths=plan.config.lengths, seeds=seeds)
-    )
-    written = [plan.results, table]
-    for axis, title in (
-        ("depth", f"Recall of {plan.config.pairs} pairs, by where the pair stood"),
-        ("pairs", "Recall, by number of pairs"),
-    ):
-        of_axis = [row for row in rows if axis in row.extra]
-        if of_axis:
-            written += save_figure(heat_map_figure(of_axis, methods=plan.methods, title=title), plan.out / axis)
-    return written
+    lengths, seeds = plan.config.lengths, range(plan.seeds)
+    return markdown_table(rows, metric="accuracy", methods=plan.methods, lengths=lengths, seeds=seeds)
+
+
+TITLES = {"depth": "Recall of {} pairs, by where the pair stood", "pairs": "Recall, by number of pairs"}
+
+
+def heat_map(rows: Sequence[Row], plan: Recall, axis: str) -> "Figure":
+    """By depth or by number of pairs."""
+    from dape.report.heat_maps import heat_map_figure
+
+    of_axis = [row for row in rows if axis in row.extra]
+    return heat_map_figure(of_axis, methods=plan.methods, title=TITLES[axis].format(plan.config.pairs))
 
 
 def not_learned(rows: Sequence[Row], plan: Recall, enough: float) -> list[str]:

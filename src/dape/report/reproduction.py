@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dape.experiments.reproduce.catalogue import PaperExperiment
 from dape.experiments.reproduce.evidence import Panel
@@ -13,6 +14,9 @@ from dape.report.tables import markdown_table
 from dape.results.numbers import as_text
 from dape.results.paper import Published
 from dape.results.records import Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CLAIMS_JSON, CLAIMS_MD, TABLES = "claims.json", "claims.md", "tables.md"
 
@@ -42,6 +46,11 @@ def file_name(stem: str, panel: Panel, panels: int) -> str:
 
 
 def write_tables(out: Path, experiment: PaperExperiment, rows: Sequence[Row], reduced: Sequence[str]) -> list[Path]:
+    write_text(out / TABLES, tables(experiment, rows, reduced))
+    return [out / TABLES]
+
+
+def tables(experiment: PaperExperiment, rows: Sequence[Row], reduced: Sequence[str]) -> str:
     """Ours, and below each the paper's."""
     labels = [arm.label for arm in experiment.arms]
     parts = [f"# {experiment.id}: {experiment.title} ({experiment.where})", in_short(experiment, reduced)]
@@ -51,9 +60,7 @@ def write_tables(out: Path, experiment: PaperExperiment, rows: Sequence[Row], re
             markdown_table(of_panel, methods=labels).strip(),
             paper_table(experiment, panel),
         ]
-    path = out / TABLES
-    write_text(path, "\n\n".join(filter(None, parts)) + "\n")
-    return [path]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def in_short(experiment: PaperExperiment, reduced: Sequence[str]) -> str:
@@ -117,6 +124,13 @@ def _time_cells(
 
 
 # Figures -------------------------------------------------------------------------------------------------------------
+
+
+def first_figure(experiment: PaperExperiment, rows: Sequence[Row]) -> "Figure":
+    """Of the smallest model at the shortest training length."""
+    from dape.report.figures import perplexity_figure
+
+    return perplexity_figure(next(iter(by_panel(rows).values())), methods=[arm.label for arm in experiment.arms])
 
 
 def write_figures(out: Path, experiment: PaperExperiment, rows: Sequence[Row]) -> list[Path]:

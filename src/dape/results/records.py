@@ -10,6 +10,8 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
+from dape.errors import UsageError
+from dape.files import check_writable_file
 from dape.reading import as_record, parse_json, read_json_lines, reason, short
 
 
@@ -227,3 +229,13 @@ def _row_and_count(text: bytes) -> tuple[Row, int]:
     if type(count) is not int or not 0 <= count < 1 << 63:
         raise ValueError(f"rows: found {short(count)}, expected how many rows there are")
     return Row.from_plain(given), count
+
+
+def check_rows_file(path: Path, what: str) -> None:
+    """Before hours of work: rows can be appended, and what is there are rows."""
+    check_writable_file(path, what)
+    if path.is_file() and path.stat().st_size:
+        try:
+            read_rows(path)
+        except ValueError as error:
+            raise UsageError(f"{what} {error}") from error

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from dape.experiments.adapters.config import BASE, StudyConfig, find
 from dape.experiments.adapters.job import AdapterJob
 from dape.experiments.grid import Effort, Experiment, relative_data, united
+from dape.results.records import Row
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,19 @@ class Study(Experiment[Run]):
         )
         tests = {length: float(config.windows * length) for length in config.lengths}
         return Effort(steps if run.treatment == BASE or run.length else 0, float(tokens), tests)
+
+    def found(self, rows: list[Row]) -> str:
+        whole = [row for row in rows if "depth" not in row.extra]
+        return f"{whole[0].metric} " + " ".join(f"{row.length}: {row.value:.4g}" for row in whole)
+
+    def conditions(self) -> list[str]:
+        config = self.config
+        return [
+            f"models: {config.layers} layers, width {config.width}, {config.heads} heads, {config.base_steps} steps at "
+            f"{config.train_length} tokens of {self.data_name}",
+            f"treatments: {config.steps} steps of {config.tokens} tokens, at {', '.join(map(str, self.lengths))}",
+            f"test: {', '.join(map(str, config.lengths))} tokens, {config.windows} windows",
+        ]
 
     def shared_settings(self) -> dict[str, Any]:
         return {"config": asdict(self.config), "data_hash": self.data_hash}

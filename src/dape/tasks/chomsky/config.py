@@ -1,6 +1,7 @@
 """What all runs of a benchmark share. No torch and no numpy here: the command line reads it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -106,3 +107,22 @@ def check_rates(rates: tuple[float, ...]) -> None:
     for rate in rates:
         if not 0 < rate < math.inf:
             raise UsageError(f"--lr must be positive, got {rate:g}")
+
+
+def reductions(config: CheConfig, *, seeds: int, rates: Sequence[float], all_rates: int) -> list[str]:
+    """What is smaller here than in the paper, or than recommended."""
+    full = range(config.train_length + 1, LONGEST + 1)
+    missing = sorted(set(full) - set(config.lengths))
+    found = {
+        f"width {config.width} instead of {WIDTHS['paper']}": config.width < WIDTHS["paper"],
+        f"{config.layers} layers instead of {CheConfig.layers}": config.layers < CheConfig.layers,
+        f"{config.hidden} hidden units of f instead of {CheConfig.hidden}": config.hidden < CheConfig.hidden,
+        f"{config.steps} training steps instead of {PAPER_STEPS}": config.steps < PAPER_STEPS,
+        f"{config.batch} examples a step instead of {CheConfig.batch}": config.batch < CheConfig.batch,
+        f"{len(config.scored_lengths)} test lengths instead of {len(full)}": bool(missing),
+        f"{config.samples} test examples per length instead of {PAPER_SAMPLES}": config.samples < PAPER_SAMPLES,
+        f"{seeds} seed{'s' if seeds > 1 else ''} instead of at least 3": seeds < 3,
+        f"learning rate {', '.join(f'{lr:g}' for lr in rates)} instead of the best of {all_rates}": len(rates)
+        < all_rates,
+    }
+    return [text for text, holds in found.items() if holds]

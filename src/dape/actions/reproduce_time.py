@@ -1,4 +1,4 @@
-"""``dape reproduce time-cost``: `dape bench model`, one model size after the other, beside the paper's table."""
+"""The times of a training step, one model size after the other, beside the paper's table."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from dape.files import locked, write_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dape.cli.reproduce import Reproduce
+    from dape.actions.reproduce import Reproduced, ReproduceOptions
     from dape.results.records import Row
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -27,11 +27,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Of the benchmark, by scale; minutes are for each size."""
 
 
-def run(config: "Reproduce", out: Path, experiment: PaperExperiment, scale: Scale) -> int:
-    from dape.cli.devices import use_device
+def run(config: "ReproduceOptions", out: Path, experiment: PaperExperiment, scale: Scale) -> "Reproduced":
     from dape.experiments.grid import RESULTS
     from dape.experiments.reproduce.plan import SETTINGS as FILE
     from dape.results.records import append_rows, read_rows
+    from dape.training.device import use_device
 
     _refuse(config)
     settings = dict(SETTINGS[scale.name])
@@ -53,13 +53,13 @@ def run(config: "Reproduce", out: Path, experiment: PaperExperiment, scale: Scal
                 raise KeyboardInterrupt
             append_rows(results, rows(found))
             known += rows(found)
-        return _report(out, experiment, known, [_reduced(scale, sizes, device)])
+        return _found(out, experiment, known, [_reduced(scale, sizes, device)])
 
 
-def _refuse(config: "Reproduce") -> None:
+def _refuse(config: "ReproduceOptions") -> None:
     for name in ("seeds", "data", "jobs"):
         if getattr(config, name) is not None:
-            raise UsageError(f"--{name}: times are measured one after the other, on random tokens; leave it out")
+            raise UsageError(f"`{name}`: times are measured one after the other, on random tokens; leave it out")
 
 
 def _methods(experiment: PaperExperiment) -> tuple[str, ...]:
@@ -71,14 +71,24 @@ def _reduced(scale: Scale, sizes: "Sequence[str]", device: str) -> str:
     return f"{', '.join(sizes)} on {device} instead of an A800; {depth} (scale {scale.name})"
 
 
-def _report(out: Path, experiment: PaperExperiment, known: "Sequence[Row]", reduced: "Sequence[str]") -> int:
-    from dape.cli.reproduce_runs import tell_claims
+def _found(out: Path, experiment: PaperExperiment, known: "list[Row]", reduced: "Sequence[str]") -> "Reproduced":
+    from dape.actions.reproduce import Reproduced, in_words
     from dape.experiments.reproduce.judge import judge_all
     from dape.report.reproduction import time_table, write_claims
 
     judged = judge_all(experiment, known)
     write_text(out / "tables.md", time_table(known, experiment))
     write_claims(out, experiment, judged, reduced)
-    tell_claims(judged)
-    print(f"wrote results.jsonl, tables.md, claims.md, claims.json in {out}")
-    return 0
+    return Reproduced(
+        rows=known,
+        out=out,
+        files=("results.jsonl", "tables.md", "claims.md", "claims.json"),
+        claims=judged,
+        make_table=lambda rows: time_table(rows, experiment),
+        make_figure=_no_figure,
+        make_summary=lambda rows: in_words(judged),
+    )
+
+
+def _no_figure(rows: "list[Row]") -> Any:
+    raise ValueError("times have no figure; table() shows them beside the paper's")

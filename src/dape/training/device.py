@@ -1,4 +1,4 @@
-"""Flags about the machine, shared by the commands. Imports torch only when called."""
+"""The device and threads to compute with. Imports torch only when called."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ def use_device(name: str) -> "torch.device":
         torch.zeros(1, device=name).item()  # "meta" exists, but holds no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"--device {name}: cannot be used here ({reason})") from error
+        raise UsageError(f"`device` {name}: cannot be used here ({reason})") from error
     return torch.device(name)
 
 

@@ -1,11 +1,9 @@
-"""Checks of a model's settings, shared by the commands that train. Imports torch only when called."""
+"""Whether a model can be built, trained and evaluated here, found out before it is. Imports torch when called."""
 
-from pathlib import Path
+import json
 from typing import TYPE_CHECKING
 
-from dape.cli.fields import write_key_values
 from dape.errors import UsageError
-from dape.files import check_writable_file
 from dape.models.config import DecoderConfig
 from dape.positional.catalogue import find
 
@@ -13,23 +11,11 @@ if TYPE_CHECKING:
     from dape.training.config import TrainConfig
 
 
-def check_encoding(name: str, flag: str = "--encoding") -> None:
+def check_encoding(name: str, argument: str = "encoding") -> None:
     try:
         find(name)
     except ValueError as error:
-        raise UsageError(f"{flag}: {error}") from error
-
-
-def check_rows_file(path: Path, flag: str) -> None:
-    """Before hours of work: rows can be appended, and what is there are rows."""
-    from dape.results.records import read_rows
-
-    check_writable_file(path, flag)
-    if path.is_file() and path.stat().st_size:
-        try:
-            read_rows(path)
-        except ValueError as error:
-            raise UsageError(f"{flag} {error}") from error
+        raise UsageError(f"`{argument}`: {error}") from error
 
 
 def check_model(model: DecoderConfig, train: "TrainConfig | None" = None, device: str = "cpu") -> None:
@@ -38,8 +24,8 @@ def check_model(model: DecoderConfig, train: "TrainConfig | None" = None, device
     model.check()
     import torch
 
-    from dape.cli.devices import free_memory
     from dape.training.cost import require_fits
+    from dape.training.device import free_memory
 
     part = 0 if train is None else train.batch // train.accumulate
     half = train is not None and train.precision != "fp32"
@@ -55,9 +41,9 @@ def check_model(model: DecoderConfig, train: "TrainConfig | None" = None, device
 
 
 def _shape(model: DecoderConfig) -> str:
-    """The flags that decide whether an encoding can be built."""
-    options = " ".join(write_key_values(model.encoding_options))
-    return f"--width {model.width} --heads {model.heads}" + (f" --encoding-options {options}" if options else "")
+    """The settings that decide whether an encoding can be built."""
+    options = " ".join(f"{name}={json.dumps(value)}" for name, value in model.encoding_options.items())
+    return f"`width` {model.width} `heads` {model.heads}" + (f" `encoding_options` {options}" if options else "")
 
 
 def check_reach(model: DecoderConfig, longest: int) -> None:
@@ -65,9 +51,9 @@ def check_reach(model: DecoderConfig, longest: int) -> None:
     And whether one sequence of that length fits into memory at all."""
     import torch
 
-    from dape.cli.devices import free_memory
     from dape.machine import in_words
     from dape.training.cost import window_bytes
+    from dape.training.device import free_memory
 
     room, needed = free_memory(torch.device("cpu")), window_bytes(model.width, longest)
     if needed > room:

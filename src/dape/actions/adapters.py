@@ -1,0 +1,144 @@
+"""What gives a rotary model longer reach, measured under the same conditions: what ``dape study adapters`` does."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dape.actions.found import Found
+from dape.actions.running import announce, check_counts, run_all, side_by_side
+from dape.errors import UsageError
+from dape.experiments.adapters.config import DEFAULT, TREATMENTS, StudyConfig, find
+from dape.experiments.executor import Executor
+from dape.extras import check_transformers
+from dape.files import check_writable_folder, locked, write_text
+
+if TYPE_CHECKING:
+    from dape.experiments.adapters.plan import Study
+    from dape.results.records import Row
+
+FILES = ("results.jsonl", "table.md", "curves.png", "curves.svg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """Everything that can be asked of a study."""
+
+    treatments: tuple[str, ...] = DEFAULT
+    """What is done to the models, or `all`."""
+    tuned_at: tuple[int, ...] = ()
+    """Lengths of the text for treatments that train; by default 1, 2 and 4 training lengths."""
+    seeds: int = 3
+    """Models, each treated in every way."""
+    data: str = "stdlib"
+    """Text, as for `dape compare`; the task recall has none."""
+    out: Path = Path("runs/study-adapters")
+    """Folder of the study."""
+    jobs: int | None = None
+    """Runs side by side; by default one per core, one on a GPU."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
+    config: StudyConfig = field(default_factory=StudyConfig)
+
+
+def study_adapters(options: StudyOptions, *, executor: Executor | None = None) -> Found:
+    """Train small rotary models, treat each in many ways, and measure all of them far beyond the training length."""
+    _check(options)
+    with locked(options.out):
+        study = _plan(options)
+        study.begin()
+        jobs = options.jobs or side_by_side(study)
+        announce(study, jobs)
+        # The models first: everything else begins with them.
+        failures: dict[str, str] = {}
+        for plan in (replace(study, bases_only=True), study):
+            failures = failures or run_all(
+                plan, jobs=jobs, executor=executor, tables=lambda rows, width: _terminal(rows, width)
+            )
+        return _found(study, failures)
+
+
+def _check(config: StudyOptions) -> None:
+    for name in names_of(config):
+        find(name)
+    check_counts(seeds=config.seeds, jobs=config.jobs)
+    if config.tuned_at and min(config.tuned_at) < 2:
+        raise UsageError(f"`tuned_at` must be at least 2, got {min(config.tuned_at)}")
+    config.config.check()
+    check_writable_folder(config.out, "`out`")
+
+
+def names_of(config: StudyOptions) -> tuple[str, ...]:
+    if not config.treatments:
+        raise UsageError(f"`treatments` needs at least one of: {', '.join(TREATMENTS)}")
+    return tuple(TREATMENTS) if config.treatments == ("all",) else tuple(dict.fromkeys(config.treatments))
+
+
+def _plan(config: StudyOptions) -> "Study":
+    check_transformers("dape study adapters")
+    from dape.experiments.adapters.plan import Study
+    from dape.experiments.adapters.tasks import task_of
+    from dape.training.device import use_device
+
+    device = str(use_device(config.device))
+    data = _data(config)
+    task = task_of(config.config, data)
+    length = config.config.train_length
+    return Study(
+        out=config.out,
+        config=config.config,
+        treatments=names_of(config),
+        lengths=tuple(sorted(set(config.tuned_at))) or (length, 2 * length, 4 * length),
+        seeds=config.seeds,
+        data=data,
+        data_name=task.name,
+        data_hash=task.data_hash,
+        device=device,
+    )
+
+
+def _data(config: StudyOptions) -> str:
+    """Folder of the text; none for recall, whose sequences are made up."""
+    from dape.data.corpora import open_data
+
+    if config.config.task == "recall":
+        return ""
+    return str(open_data(config.data, out=config.out / "data").folder.resolve())
+
+
+def _terminal(rows: "list[Row]", width: int) -> list[Any]:
+    from dape.report.reproduction import labelled
+    from dape.report.study import metric_of
+    from dape.report.tables import terminal_table
+
+    rows = labelled(rows)
+    return [terminal_table(rows, metric=metric_of(rows), width=width)] if rows else []
+
+
+def _found(study: "Study", failures: dict[str, str]) -> Found:
+    """Its files are of everything the folder holds, what is found of what was asked for."""
+    from dape.report.drawing import save_figure
+    from dape.report.reproduction import labelled
+    from dape.report.study import comparison, metric_of, not_learned, study_figure
+    from dape.report.tables import markdown_table
+    from dape.results.records import read_rows
+
+    def table(rows: "list[Row]") -> str:
+        warnings = "".join(f"- {each}\n" for each in not_learned(rows))
+        parts = (markdown_table(labelled(rows), metric=metric_of(rows)), warnings, comparison(rows))
+        return "\n".join(part for part in parts if part)
+
+    found = Found(
+        rows=study.collect(),
+        out=study.out,
+        files=FILES,
+        failures=failures,
+        make_table=table,
+        make_figure=study_figure,
+        make_summary=lambda rows: "\n".join(not_learned(rows)),
+        make_terminal=_terminal,
+    )
+    if found.rows:
+        everything = read_rows(study.results)
+        write_text(study.out / "table.md", table(everything))
+        save_figure(study_figure(everything), study.out / "curves")
+    return found

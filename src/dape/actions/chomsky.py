@@ -1,0 +1,318 @@
+"""The Chomsky-hierarchy benchmark, planned, run and reported: what ``dape che`` does."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dape.actions.found import Found
+from dape.actions.running import announce, check_counts, run_all, side_by_side, threads_each
+from dape.errors import UsageError
+from dape.experiments.executor import Executor
+from dape.files import check_writable_folder, locked, write_text
+from dape.positional.catalogue import find as find_encoding
+from dape.positional.names import parse
+from dape.reading import as_record
+from dape.tasks.chomsky.catalogue import TASKS, find
+from dape.tasks.chomsky.config import (
+    LONGEST,
+    PAPER_METHODS,
+    PAPER_RATES,
+    PAPER_SAMPLES,
+    PAPER_STEPS,
+    WIDTHS,
+    CheConfig,
+    Scale,
+    check_rates,
+)
+from dape.training.checks import check_encoding
+
+if TYPE_CHECKING:
+    from dape.experiments.chomsky import Chomsky
+    from dape.results.records import Row
+
+BUDGET_RATE = 1e-3
+FILES = ("results.jsonl", "table.md", "lengths.png", "lengths.svg", "scores.png", "scores.svg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChomskyOptions:
+    """Everything that can be asked of the benchmark."""
+
+    tasks: tuple[str, ...] = ("paper",)
+    """Names or their beginnings, separated by commas or spaces; paper (its 14 tasks) or all (with
+    binary_multiplication)."""
+    methods: tuple[str, ...] = ("paper",)
+    """Positional encodings from `dape list`, or paper: seven randomized ones and three with DAPE."""
+    seeds: int | None = None
+    """Runs per task, method and rate, with seeds 0, 1, ...; by default 3, with `budget` 1."""
+    steps: int | None = None
+    """Optimizer steps; by default 200000 as in the paper."""
+    lr: tuple[str, ...] = ()
+    """Learning rates to choose from, separated by commas; by default 1e-4,3e-4,5e-4, with `budget` 1e-3."""
+    budget: float | None = None
+    """Minutes this may take: plans steps, test lengths and test examples, and says what was reduced."""
+    scale: Literal["paper", "cpu"] | None = None
+    """Width of the model: paper 256, cpu 64; by default paper, with `budget` cpu."""
+    lengths: tuple[int, ...] = ()
+    """Test lengths; by default 1 to 500. Those up to 40 choose the learning rate."""
+    stride: int = 1
+    """Only every so many-th of the default test lengths."""
+    samples: int | None = None
+    """Test examples per length; by default 512."""
+    out: Path = Path("runs/che")
+    """Folder of the benchmark."""
+    jobs: int | None = None
+    """Runs side by side; by default one per core, one on a GPU."""
+    threads: int | None = None
+    """Threads of torch for each run; by default the cores divided by `jobs`."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
+    compat: Literal["none", "deepmind"] = "none"
+    """deepmind: as their program does it, with dropout in tests and the score from length 42 on."""
+    batch: int = CheConfig.batch
+    """Examples per step."""
+    width: int | None = None
+    """Numbers per token, in place of that of `scale`."""
+    layers: int = CheConfig.layers
+    """Encoder layers."""
+    heads: int = CheConfig.heads
+    """Attention heads."""
+    hidden: int = CheConfig.hidden
+    """Width of DAPE's f."""
+    pool: int = CheConfig.pool
+    """Randomised positions are drawn from so many."""
+    dropout: float = CheConfig.dropout
+    """Share of activations that are dropped in training."""
+    computation: int = CheConfig.computation
+    """Empty tokens between question and answer, per token of the question."""
+
+
+def chomsky(options: ChomskyOptions, *, executor: Executor | None = None) -> Found:
+    """Train one model for each task, method, rate and seed, and test it at every length."""
+    plan = plan_of(options)
+    with locked(options.out):
+        jobs = options.jobs or side_by_side(plan)
+        plan = _within_budget(options, plan, jobs)
+        plan.begin()
+        announce(plan, jobs)
+        failures = run_all(
+            plan,
+            jobs=jobs,
+            threads=options.threads,
+            executor=executor,
+            tables=lambda rows, width: _terminal(rows, plan),
+        )
+        return _found(plan, failures)
+
+
+# Before the work -----------------------------------------------------------------------------------------------------
+
+
+def words_of(given: Sequence[str]) -> list[str]:
+    return [word for words in given for word in words.replace(",", " ").split()]
+
+
+def chosen_tasks(given: Sequence[str]) -> tuple[str, ...]:
+    groups = {"paper": [t.name for t in TASKS.values() if t.in_paper], "all": list(TASKS)}
+    names = [name for word in words_of(given) for name in groups.get(word) or [_task(word)]]
+    if not names:
+        raise UsageError(f"`tasks` needs at least one of: {', '.join(TASKS)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _task(word: str) -> str:
+    try:
+        return find(word).name
+    except UsageError as error:
+        raise UsageError(f"`tasks`: {error}, paper, all") from error
+
+
+def chosen_methods(given: Sequence[str]) -> tuple[str, ...]:
+    names = [name for word in words_of(given) for name in (PAPER_METHODS if word == "paper" else [word])]
+    if not names:
+        raise UsageError("`methods` needs at least one encoding, or paper")
+    for name in names:
+        check_encoding(name, "methods")
+        if not find_encoding(name).bidirectional:
+            raise UsageError(
+                f"`methods`: {name} is defined under a causal mask only, and these models look both ways; "
+                "`dape list` shows which encodings can (Mask: both)"
+            )
+    return tuple(dict.fromkeys(names))
+
+
+def chosen_rates(given: Sequence[str], *, budget: bool) -> tuple[float, ...]:
+    words = words_of(given)
+    if not words and not given:
+        return (BUDGET_RATE,) if budget else PAPER_RATES
+    try:
+        rates = tuple(dict.fromkeys(float(word) for word in words))
+    except ValueError as error:
+        raise UsageError(f"`lr`: expected numbers such as 1e-4,3e-4; {error}") from error
+    check_rates(rates)
+    return rates
+
+
+def settings_of(config: ChomskyOptions) -> CheConfig:
+    """The paper's, apart from what was asked for. With a budget, steps and tests are planned later."""
+    scale: Scale = config.scale or ("paper" if config.budget is None else "cpu")
+    usual = WIDTHS[scale], CheConfig.layers, CheConfig.heads, CheConfig.hidden
+    width = WIDTHS[scale] if config.width is None else config.width
+    if (width, config.layers, config.heads, config.hidden) != usual:
+        scale = "custom"
+    if config.stride < 1:
+        raise UsageError(f"`stride` must be at least 1, got {config.stride}")
+    if config.lengths and config.stride > 1:
+        raise UsageError("`stride` thins out the default lengths; with `lengths` leave it out")
+    trained = CheConfig.train_length
+    default = (*range(config.stride, trained + 1, config.stride), *range(trained + 1, LONGEST + 1, config.stride))
+    same = ("layers", "heads", "hidden", "pool", "dropout", "batch", "computation")
+    return CheConfig(
+        scale=scale,
+        width=width,
+        steps=PAPER_STEPS if config.steps is None else config.steps,
+        samples=PAPER_SAMPLES if config.samples is None else config.samples,
+        lengths=tuple(sorted(set(config.lengths))) or default,
+        compat="deepmind" if config.compat == "deepmind" else "",
+        **{name: getattr(config, name) for name in same},
+    )
+
+
+def plan_of(config: ChomskyOptions) -> "Chomsky":
+    """Everything that can be wrong is found here, before anything is trained."""
+    tasks, methods = chosen_tasks(config.tasks), chosen_methods(config.methods)
+    rates = chosen_rates(config.lr, budget=config.budget is not None)
+    check_counts(seeds=config.seeds, jobs=config.jobs, threads=config.threads)
+    _check_budget(config)
+    settings = settings_of(config)
+    settings.check()
+    check_writable_folder(config.out, "`out`")
+
+    from dape.experiments.chomsky import Chomsky
+    from dape.training.device import use_device
+
+    device = str(use_device(config.device))
+    for task in tasks:
+        for method in methods:
+            _check_model(settings, task, method)
+    seeds = config.seeds or (3 if config.budget is None else 1)
+    return Chomsky(
+        out=config.out,
+        tasks=tasks,
+        methods=methods,
+        rates=rates,
+        seeds=seeds,
+        config=settings,
+        budget=config.budget,
+        device=device,
+    )
+
+
+def _check_budget(config: ChomskyOptions) -> None:
+    if config.budget is None:
+        return
+    if not 0 < config.budget < float("inf"):
+        raise UsageError(f"`budget` must be a positive number of minutes, got {config.budget:g}")
+    for name in ("steps", "samples", "lengths"):
+        if getattr(config, name) not in (None, ()):
+            raise UsageError(f"`budget` plans `{name}` itself; leave one of the two out")
+
+
+def _check_model(settings: CheConfig, task: str, method: str) -> None:
+    """Wrong sizes and lengths out of reach show without memory or time."""
+    import torch
+
+    from dape.machine import available_bytes
+    from dape.tasks.chomsky.model import encoder_for, shape_for, total_length
+    from dape.training.cost import require_fits
+
+    loaded, longest = find(task).load(settings.compat), max(settings.lengths)
+    total = total_length(settings, loaded, longest)
+    limited = parse(method).randomized or method == "learned"
+    if limited and total > settings.pool:
+        possible = [n for n in range(1, longest) if total_length(settings, loaded, n) <= settings.pool]
+        raise UsageError(
+            f"{task} at length {longest} has {total} tokens with its answer, but {method} knows {settings.pool} "
+            f"positions: use `lengths` up to {max(possible, default=0)}, or `pool` {total}"
+        )
+    shape = shape_for(settings, loaded, method)
+    require_fits(shape, available_bytes(), batch=settings.batch, training=True)
+    try:
+        with torch.device("meta"):
+            encoder_for(settings, loaded, method)
+    except (ValueError, TypeError) as error:
+        shape = f"`width` {settings.width} `heads` {settings.heads} `hidden` {settings.hidden}"
+        raise UsageError(f"{method}: {error} ({shape})") from error
+
+
+def _within_budget(config: ChomskyOptions, plan: "Chomsky", jobs: int) -> "Chomsky":
+    """With steps and tests that fit; those planned before, if this goes on with the same budget."""
+    if config.budget is None:
+        return plan
+    from dape.experiments.chomsky import SETTINGS
+    from dape.experiments.grid import saved_settings
+
+    known = saved_settings(config.out, SETTINGS)
+    if known and known.get("budget") == config.budget:
+        saved = as_record(CheConfig, known.get("shared"), config.out / SETTINGS)
+        planned = {name: getattr(saved, name) for name in ("steps", "samples", "lengths")}
+        return replace(plan, config=replace(plan.config, **planned))
+
+    from dape.experiments.chomsky_budget import planned as plan_budget
+    from dape.experiments.chomsky_budget import time_method
+    from dape.training.device import set_threads
+
+    set_threads(config.threads or threads_each(jobs))
+    print(f"timing {len(plan.methods)} methods to fill {config.budget:g} minutes ...", file=sys.stderr, flush=True)
+    begin = time.monotonic()
+    speeds = {method: time_method(plan.config, method) for method in plan.methods}
+    minutes = config.budget - (time.monotonic() - begin) / 60
+    repeats = plan.seeds * len(plan.rates)
+    settings = plan_budget(minutes, plan.config, speeds, tasks=plan.tasks, repeats=repeats, jobs=jobs)
+    return replace(plan, config=settings)
+
+
+# After the work ------------------------------------------------------------------------------------------------------
+
+
+def _cells(rows: "list[Row]", plan: "Chomsky") -> list[Any]:
+    from dape.evaluation.chomsky_scores import summarise
+
+    return summarise(rows, plan.config, tasks=plan.tasks, methods=plan.methods, rates=plan.rates)
+
+
+def _terminal(rows: "list[Row]", plan: "Chomsky") -> Sequence[Any]:
+    from dape.report.chomsky import terminal_table
+
+    return [terminal_table(_cells(rows, plan), plan.config)]
+
+
+def _found(plan: "Chomsky", failures: dict[str, str]) -> Found:
+    """With its files, if there are rows."""
+    from dape.report import chomsky
+    from dape.report.drawing import save_figure
+
+    config, seeds, less = plan.config, plan.seeds, plan.reduced()
+
+    def summary(rows: "list[Row]") -> str:
+        sentences = chomsky.conditions(config, seeds=seeds, reduced=less)
+        return "\n".join([*sentences, *chomsky.not_learned(_cells(rows, plan))])
+
+    found = Found(
+        rows=plan.collect(),
+        out=plan.out,
+        files=FILES,
+        failures=failures,
+        make_table=lambda rows: chomsky.markdown(_cells(rows, plan), config, seeds=seeds, reduced=less),
+        make_figure=lambda rows: chomsky.length_figure(_cells(rows, plan), config, reduced=less),
+        make_summary=summary,
+        make_terminal=lambda rows, width: _terminal(rows, plan),
+    )
+    if found.rows:
+        write_text(plan.out / "table.md", found.table())
+        save_figure(found.figure(), plan.out / "lengths")
+        save_figure(chomsky.score_map(_cells(found.rows, plan), config, reduced=less), plan.out / "scores")
+    return found

@@ -1,0 +1,195 @@
+"""Train encodings under the same conditions, test them long: ``dape.compare`` and ``dape compare``."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dape.actions.found import Found
+from dape.actions.running import announce, check_counts, run_all, side_by_side
+from dape.actions.settings import settings
+from dape.errors import UsageError
+from dape.evaluation.config import EvalConfig, Mode
+from dape.experiments.executor import Executor
+from dape.files import check_writable_folder, locked, write_text
+from dape.models.config import DecoderConfig
+from dape.training.checks import check_encoding, check_model, check_reach
+from dape.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from dape.data.store import Corpus
+    from dape.experiments.compare import Comparison
+    from dape.results.records import Row
+
+METHODS = ("rope", "alibi", "kerple", "fire", "dape-alibi", "dape-kerple", "dape-fire")
+LONGEST = 32
+"""By default evaluate up to this many training lengths."""
+FILES = ("results.jsonl", "table.md", "summary.md", "curves.png", "curves.svg")
+
+
+def compare(
+    data: "str | Path | Corpus" = "stdlib",
+    *,
+    methods: Sequence[str] = METHODS,
+    seeds: int = 1,
+    lengths: Sequence[int] = (),
+    last_k: int | None = None,
+    windows: int = 96,
+    mode: Mode = "packed",
+    reach: int | None = None,
+    out: str | Path = "runs/compare",
+    jobs: int | None = None,
+    device: str = "auto",
+    executor: Executor | None = None,
+    preset: str = "tiny",
+    model: DecoderConfig | None = None,
+    train: TrainConfig | None = None,
+    **changes: Any,
+) -> Found:
+    """Train each encoding for each seed with the same data in the same order, then test it at every length.
+
+    What is finished in ``out`` is not done again: an interrupted comparison goes on, methods and seeds can be added.
+    Runs are processes of their own; nothing has to be guarded by ``if __name__ == "__main__"``.
+
+    Args:
+        data: what ``dape.open_data`` takes, or what it returns.
+        methods: names from ``dape.encodings()``.
+        seeds: runs per encoding; significance needs at least two, better five.
+        lengths: to evaluate at; by default the training length and its doublings up to 32 times.
+        last_k: scored tokens per window; by default 256, or the shortest length if that is less.
+        windows: evaluation windows, the same at every length.
+        mode: ``packed``, windows may run across documents, or ``same_document``.
+        reach: tokens that fit before every place where a window ends; by default it follows from the text.
+        out: folder of the comparison.
+        jobs: runs side by side; by default one per core, one on a GPU.
+        device: ``cpu``, ``cuda``, ...; ``auto`` takes a GPU if there is one.
+        executor: where runs are done; by default processes of this machine.
+        preset: settings to begin with: tiny, small, 125m, 350m, 2.7b or 6.7b.
+        model, train: all settings at once, in place of the preset.
+        **changes: single settings of :class:`~dape.models.config.DecoderConfig` and
+            :class:`~dape.training.config.TrainConfig` in place of the preset's: ``steps=400``, ``layers=2``, ...
+
+    Returns:
+        What was found: ``.rows``, ``.table()``, ``.figure()``, ``.frame()``, ``.failures``.
+
+    Raises:
+        ValueError: for settings that cannot be meant, and for a folder that holds something else.
+
+    Example::
+
+        found = dape.compare("book.txt", methods=("alibi", "dape-alibi"), seeds=3, steps=200, out="runs/book")
+        print(found.table())
+    """
+    if model is None or train is None:
+        model, train = settings(preset, changes)
+    evaluation = evaluation_of(model.train_length, lengths, last_k=last_k, windows=windows, mode=mode, reach=reach)
+    methods, out = tuple(dict.fromkeys(methods)), Path(out)
+    _check(methods, model, train, out, seeds=seeds, windows=windows, jobs=jobs)
+    evaluation.check()
+    with locked(out):
+        plan = _plan(data, methods, seeds, model, train, evaluation, out, device)
+        plan.begin()
+        jobs = jobs or side_by_side(plan)
+        announce(plan, jobs)
+        failures = run_all(plan, jobs=jobs, executor=executor, tables=lambda rows, width: [terminal(rows, plan, width)])
+        return _found(plan, failures)
+
+
+def evaluation_of(train_length: int, lengths: Sequence[int], *, last_k: int | None, **more: Any) -> EvalConfig:
+    """Doublings of the training length and their shortest for ``last_k``, where nothing else is said."""
+    doublings = tuple(train_length << n for n in range(LONGEST.bit_length()))
+    chosen = tuple(sorted(set(lengths))) or doublings
+    return EvalConfig(lengths=chosen, last_k=last_k if last_k is not None else max(1, min(256, *chosen)), **more)
+
+
+def _check(methods: Sequence[str], model: DecoderConfig, train: TrainConfig, out: Path, **counts: int | None) -> None:
+    """What can be said without torch and without the text."""
+    if not methods:
+        raise UsageError("`methods` needs at least one encoding")
+    for method in methods:
+        check_encoding(method, "methods")
+    check_counts(**counts)
+    model.check()
+    for name in model.encoding_options:
+        method, dot, _ = name.rpartition(".")
+        if dot and method not in methods:
+            raise UsageError(f"`encoding_options` {name}: {method} is not among the `methods`")
+    train.check()
+    check_writable_folder(out, "`out`")
+
+
+def _plan(
+    data: "str | Path | Corpus",
+    methods: tuple[str, ...],
+    seeds: int,
+    model: DecoderConfig,
+    train: TrainConfig,
+    evaluation: EvalConfig,
+    out: Path,
+    device: str,
+) -> "Comparison":
+    """Everything else that can be wrong is found here, before anything is trained."""
+    from dape.data.corpora import as_corpus
+    from dape.evaluation.perplexity import ends_of, with_reach
+    from dape.experiments.compare import Comparison, evaluation_in, model_for
+    from dape.training.device import use_device
+
+    device = str(use_device(device))
+    corpus = as_corpus(data, out=out / "data")
+    evaluation = with_reach(evaluation_in(out, evaluation), corpus.validation)
+    room = len(ends_of(corpus.validation, evaluation))
+    if room < evaluation.windows:
+        print(f"note: the held-out text has room for {room} windows only, not {evaluation.windows}", file=sys.stderr)
+    for method in methods:
+        check_model(model_for(method, model), train, device)
+        check_reach(model_for(method, model), max(evaluation.lengths))
+    return Comparison(
+        out=out,
+        methods=methods,
+        seeds=seeds,
+        model=model,
+        train=train,
+        evaluation=evaluation,
+        data=str(corpus.folder.resolve()),
+        data_name=corpus.name,
+        data_hash=corpus.hash,
+        device=device,
+    )
+
+
+def terminal(rows: "list[Row]", plan: "Comparison", width: int) -> Any:
+    """What is found so far, as a table of rich."""
+    from dape.report.tables import terminal_table
+
+    return terminal_table(
+        rows,
+        methods=plan.methods,
+        lengths=plan.evaluation.lengths,
+        seeds=range(plan.seeds),
+        train_length=plan.model.train_length,
+        width=width,
+    )
+
+
+def _found(plan: "Comparison", failures: dict[str, str]) -> Found:
+    """With its files, if there are rows."""
+    from dape.report.figures import perplexity_figure, save_figure
+    from dape.report.summary import summary
+    from dape.report.tables import markdown_table
+
+    methods, lengths = plan.methods, plan.evaluation.lengths
+    found = Found(
+        rows=plan.collect(),
+        out=plan.out,
+        files=FILES,
+        failures=failures,
+        make_table=lambda rows: markdown_table(rows, methods=methods, lengths=lengths),
+        make_figure=lambda rows: perplexity_figure(rows, methods=methods),
+        make_summary=lambda rows: summary(rows, methods=methods, lengths=lengths, seeds=range(plan.seeds)),
+        make_terminal=lambda rows, width: [terminal(rows, plan, width)],
+    )
+    if found.rows:
+        write_text(plan.out / "table.md", found.table())
+        write_text(plan.out / "summary.md", found.summary())
+        save_figure(found.figure(), plan.out / "curves")
+    return found

@@ -1,0 +1,102 @@
+"""Small models that learn to recall pairs, tested on longer contexts: what ``dape probe --train`` does."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dape.actions.found import Found
+from dape.actions.running import announce, check_counts, run_all, side_by_side
+from dape.errors import UsageError
+from dape.experiments.executor import Executor
+from dape.files import check_writable_folder, locked, write_text
+from dape.tasks.recall.config import RecallConfig
+from dape.training.checks import check_encoding, check_model, check_reach
+
+if TYPE_CHECKING:
+    from dape.actions.found import Tables
+    from dape.experiments.recall import Recall
+
+METHODS = ("rope", "alibi", "kerple", "dape-kerple")
+LEARNED = 0.9
+"""Accuracy at the training length below which longer lengths say nothing about positions."""
+
+
+def recall(
+    config: RecallConfig,
+    *,
+    methods: Sequence[str] = METHODS,
+    seeds: int = 1,
+    out: str | Path = "runs/probe",
+    jobs: int | None = None,
+    threads: int | None = None,
+    device: str = "auto",
+    executor: Executor | None = None,
+) -> Found:
+    """Train a small model on associative recall for each encoding and seed, and test it at every length."""
+    plan = _plan(config, tuple(dict.fromkeys(methods)), seeds, Path(out), jobs, threads, device)
+    with locked(plan.out):
+        plan.begin()
+        jobs = jobs or side_by_side(plan)
+        announce(plan, jobs)
+        failures = run_all(plan, jobs=jobs, threads=threads, executor=executor, tables=_terminal(plan))
+        return _found(plan, failures)
+
+
+def _plan(
+    config: RecallConfig,
+    methods: tuple[str, ...],
+    seeds: int,
+    out: Path,
+    jobs: int | None,
+    threads: int | None,
+    device: str,
+) -> "Recall":
+    """Everything that can be wrong is found here, before anything is trained."""
+    for method in methods:
+        check_encoding(method, "methods")
+    if not methods:
+        raise UsageError("`methods` needs at least one encoding")
+    check_counts(seeds=seeds, jobs=jobs, threads=threads)
+    config.check()
+    check_writable_folder(out, "`out`")
+
+    from dape.experiments.recall import Recall
+    from dape.tasks.recall.task import model_config
+    from dape.training.device import use_device
+
+    device = str(use_device(device))
+    for method in methods:
+        model = model_config(config, method)
+        check_model(model)
+        check_reach(model, max(config.lengths))
+    return Recall(out=out, methods=methods, seeds=seeds, config=config, device=device)
+
+
+def _terminal(plan: "Recall") -> "Tables":
+    from dape.report.recall import recall_table
+
+    return lambda rows, width: [recall_table(rows, plan, width=width)]
+
+
+def _found(plan: "Recall", failures: dict[str, str]) -> Found:
+    """With its files, if there are rows."""
+    from dape.report.drawing import save_figure
+    from dape.report.recall import heat_map, not_learned, recall_markdown
+
+    rows = plan.collect()
+    axes = [axis for axis in ("depth", "pairs") if any(axis in row.extra for row in rows)]
+    found = Found(
+        rows=rows,
+        out=plan.out,
+        files=("results.jsonl", "table.md", *(f"{axis}.{kind}" for axis in axes for kind in ("png", "svg"))),
+        failures=failures,
+        make_table=lambda rows: recall_markdown(rows, plan),
+        make_figure=lambda rows: heat_map(rows, plan, "depth"),
+        make_summary=lambda rows: "\n".join(not_learned(rows, plan, LEARNED)),
+        make_terminal=_terminal(plan),
+    )
+    if found.rows:
+        write_text(plan.out / "table.md", found.table())
+        for axis in axes:
+            save_figure(heat_map(found.rows, plan, axis), plan.out / axis)
+    return found

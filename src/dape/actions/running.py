@@ -1,0 +1,170 @@
+"""The runs of an experiment, done and shown while they work: in a terminal, in a notebook, or as lines of text."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dape.errors import UsageError
+from dape.experiments.executor import Executor, Local, Task, last_words
+from dape.experiments.grid import Experiment
+from dape.machine import usable_cores
+from dape.training.interrupt import signals_as_interrupts
+
+if TYPE_CHECKING:
+    from dape.actions.found import Tables
+    from dape.results.records import Row
+
+
+def run_all(
+    plan: Experiment[Any],
+    *,
+    jobs: int | None = None,
+    threads: int | None = None,
+    executor: Executor | None = None,
+    tables: "Tables | None" = None,
+) -> dict[str, str]:
+    """Do what is not finished.
+
+    Args:
+        plan: the experiment, whose folder has been begun.
+        jobs: runs at a time; by default one per core, one on a GPU.
+        threads: of torch for each run; by default the cores divided by ``jobs``.
+        executor: where runs are done; by default processes of this machine.
+        tables: what to show of the rows that are there, where there is a terminal or a notebook.
+
+    Returns:
+        The last words of runs that failed, by name. One failing run does not stop the rest.
+    """
+    todo = [run for run in plan.runs() if not plan.finished(run)]
+    if not todo:
+        return {}
+    jobs = jobs or side_by_side(plan)
+    plan = replace(plan, threads=threads or threads_each(jobs))
+    failures: dict[str, str] = {}
+    with signals_as_interrupts(), LiveRuns(plan, tables) as shown:
+        try:
+            for task, code in (executor or Local(jobs)).run([plan.task(run) for run in todo], tick=shown.tick):
+                if code == 0:
+                    shown.add(plan.collect(), task.name)
+                else:
+                    failures[task.name] = f"exit code {code}: {last_words(task.log)}"
+                    shown.say(f"{task.name} failed ({failures[task.name]})")
+        except KeyboardInterrupt:
+            shown.say("interrupted; every run has been asked to save what it has")
+            shown.say(f"what is in {plan.out} is not done twice: give the same settings again to go on")
+            raise
+    return failures
+
+
+def side_by_side(plan: Experiment[Any]) -> int:
+    """How many runs at a time, if nobody says."""
+    return min(usable_cores(), len(plan.runs())) if plan.device == "cpu" else 1
+
+
+def threads_each(jobs: int) -> int:
+    return max(1, usable_cores() // jobs)
+
+
+def check_counts(**given: int | None) -> None:
+    """Numbers that are at least 1 where they are given."""
+    for name, value in given.items():
+        if value is not None and value < 1:
+            raise UsageError(f"`{name}` must be at least 1, got {value}")
+
+
+def announce(plan: Experiment[Any], jobs: int, *, note: str = "") -> None:
+    """What is about to be done; ``note``: more about the runs that are finished."""
+    runs = plan.runs()
+    done = sum(map(plan.finished, runs))
+    finished = f", {done} of them already finished" if done else ""
+    axes = " x ".join(count(number, name) for name, number in plan.axes().items())
+    grid = f"{axes} = " if axes else ""
+    for line in plan.introduction():
+        print(line)
+    print(f"{grid}{count(len(runs), 'run')}{finished}{note}, {jobs} at a time, into {plan.out}")
+    for line in plan.conditions():
+        print(line)
+    sys.stdout.flush()
+
+
+def count(number: int, what: str) -> str:
+    """1 run, 2 runs."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+class LiveRuns:
+    """What the runs of an experiment are doing."""
+
+    LINE_SECONDS, TABLE_SECONDS = 20.0, 0.5
+
+    def __init__(self, plan: Experiment[Any], tables: "Tables | None" = None) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._plan, self._tables = plan, tables
+        self._runs = {run.name: run for run in plan.runs()}
+        self._rows: list[Row] = plan.collect()
+        self._console = Console(stderr=True)
+        self._plain = not (self._console.is_terminal or self._console.is_jupyter)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._begin = self._spoken = time.monotonic()
+        self._done_before = self._share_done()
+
+    def __enter__(self) -> "LiveRuns":
+        if not self._plain:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._plain:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def add(self, rows: "list[Row]", name: str) -> None:
+        """A run has finished."""
+        self._rows = rows
+        if self._plain:
+            found = self._plan.found([row for row in rows if row.run == name])
+            self.say(f"[{time.monotonic() - self._begin:5.0f} s] {name}  {found}")
+
+    def tick(self, running: Sequence[Task]) -> None:
+        now = time.monotonic()
+        if now - self._spoken < (self.LINE_SECONDS if self._plain else self.TABLE_SECONDS):
+            return
+        self._spoken = now
+        doing = [self._doing(task.name) for task in running]
+        if self._plain:
+            self.say(f"[{now - self._begin:5.0f} s] {'; '.join(doing)}; {self._time_left()}")
+        else:
+            self._live.update(self._picture(doing), refresh=True)
+
+    def _picture(self, doing: Sequence[str]) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        tables = self._tables(self._rows, self._console.width) if self._tables else []
+        return Group(*tables, *(Text(line, "dim") for line in [*doing, self._time_left()]))
+
+    def _doing(self, name: str) -> str:
+        run = self._runs[name]
+        if now := self._plan.testing(run):
+            return f"{name} testing length {now['length']}"
+        last = self._plan.last_metrics(run)
+        if not last:
+            return f"{name} starting"
+        accuracy = f" accuracy {100 * last['accuracy']:.0f}%" if "accuracy" in last else ""
+        return f"{name} step {last['step']}/{self._plan.steps(run)} loss {last['loss']:.3f}{accuracy}"
+
+    def _share_done(self) -> float:
+        return sum(self._plan.share_done(run) for run in self._runs.values()) / len(self._runs)
+
+    def _time_left(self) -> str:
+        done, spent = self._share_done() - self._done_before, time.monotonic() - self._begin
+        if done < 0.01:
+            return "time left: unknown yet"
+        left = spent * (1 - self._done_before - done) / done
+        return f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left"

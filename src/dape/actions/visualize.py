@@ -1,0 +1,263 @@
+"""Bias maps of a trained model: what ``dape visualize`` does."""
+
+import os
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dape.errors import UsageError
+from dape.evaluation.opening import open_corpus, run_folder
+from dape.files import check_writable_folder, new_folder
+from dape.training.checks import check_reach
+from dape.training.device import set_threads, use_device
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dape.data.store import Corpus
+    from dape.evaluation.map_files import BiasMaps, Stages
+    from dape.models.decoder import DecoderLM
+    from dape.training.checkpoint import Description
+
+LENGTHS_OF_TRAINING = 4
+TEXT_SHOWN = 200
+SUMMARY = "summary.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualizeOptions:
+    """Everything that can be asked of the maps."""
+
+    checkpoint: Path
+    """A run's folder (its newest checkpoint), or one checkpoint."""
+    out: Path | None = None
+    """Folder to write; by default maps-LENGTH in the run's folder. What an earlier call wrote there is replaced."""
+    length: int | None = None
+    """Tokens of a window; by default 4 training lengths. The last token asks the query."""
+    samples: int = 4
+    """Windows of held-out text."""
+    layers: tuple[int, ...] = ()
+    """Layers to look at, counted from 1; all if none is given."""
+    heads: tuple[int, ...] = ()
+    """Heads to look at, counted from 1; all if none is given."""
+    window: int = 256
+    """Images over query and key: the last positions to show, of the first sample; 0 for no images."""
+    data: str | None = None
+    """Text to look at (its held-out part), as for `dape train`; by default what the model was trained on."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
+    threads: int | None = None
+    """Threads of torch on the CPU; None leaves the choice to torch."""
+
+
+def visualize(options: VisualizeOptions) -> Path:
+    """Write the maps of a model, and say what they show; returns their folder."""
+    _check(options)
+    device = use_device(options.device)
+    set_threads(options.threads)
+    return _visualize(options, device)
+
+
+def _check(config: VisualizeOptions) -> None:
+    if config.length is not None and config.length < 1:
+        raise UsageError(f"`length` must be at least 1, got {config.length}")
+    if config.samples < 1:
+        raise UsageError(f"`samples` must be at least 1, got {config.samples}; input dependence needs 2 or more")
+    if config.window < 0:
+        raise UsageError(f"`window` must be 0 (no images) or more, got {config.window}")
+
+
+def _visualize(config: VisualizeOptions, device: Any) -> Path:
+    from dape.evaluation.map_files import BiasMaps
+    from dape.training import checkpoint as checkpoints
+
+    where = checkpoints.find(config.checkpoint)
+    description = checkpoints.describe(where)
+    layers = _chosen(config.layers, description.model.layers, "layer")
+    heads = _chosen(config.heads, description.model.heads, "head")
+    length = config.length or LENGTHS_OF_TRAINING * description.model.train_length
+    out = config.out or _default_out(where, length)
+    _check_out(out)
+    check_reach(description.model, length)
+    corpus = open_corpus(config.data, where, description)
+    ends = _ends(corpus, length, config.samples)
+    windows = _windows(corpus, ends, length)
+    model = checkpoints.load_model(where, description, device).eval()
+    rows, images = _look(model, windows, layers, heads, min(config.window, length))
+    facts = {
+        **_about_model(where, description),
+        **_about_text(corpus, ends, windows),
+        **_about_maps(model, rows, layers, heads, images),
+    }
+    _write(out, BiasMaps(facts, rows, images))
+    _print(facts, out)
+    if len(ends) < config.samples:
+        print(f"the held-out text has room for {len(ends)} windows only, not {config.samples}")
+    return out
+
+
+def _chosen(wanted: tuple[int, ...], available: int, what: str) -> list[int]:
+    outside = [number for number in wanted if not 1 <= number <= available]
+    if outside:
+        given = ", ".join(map(str, outside))
+        raise UsageError(
+            f"--{what}s {given}: there is no such {what}; the model has {what}s 1 to {available}, counted from 1"
+        )
+    return sorted(set(wanted)) or list(range(1, available + 1))
+
+
+# What is looked at ---------------------------------------------------------------------------------------------------
+
+
+def _ends(corpus: "Corpus", length: int, samples: int) -> "np.ndarray":
+    """Where the windows end. One token apart is enough: only their last query is looked at."""
+    from dape.data.windows import evaluation_ends
+
+    return evaluation_ends(corpus.validation, reach=length, k=1, windows=samples, same_document=False)
+
+
+def _windows(corpus: "Corpus", ends: "np.ndarray", length: int) -> "np.ndarray":
+    """[sample, length]: without the token that the last query is to predict."""
+    from dape.data.windows import evaluation_windows
+
+    return evaluation_windows(corpus.validation, ends, length)[:, :-1]
+
+
+def _look(
+    model: "DecoderLM", windows: "np.ndarray", layers: list[int], heads: list[int], shown: int
+) -> "tuple[Stages, Stages | None]":
+    from dape.evaluation.bias_maps import last_rows, look
+
+    def watch(done: int, total: int) -> None:
+        _say(f"sample {done}/{total}")
+
+    rows = last_rows(model, windows, layers=layers, heads=heads, watch=watch)
+    if not shown:
+        return rows, None
+    _say("images")
+    return rows, look(model, windows[0], layers=layers, heads=heads, queries=shown, keys=shown)
+
+
+def _about_model(where: Path, description: "Description") -> dict[str, Any]:
+    from dape.provenance import provenance
+
+    return {
+        "run": run_folder(where).name,
+        "checkpoint": str(where),
+        "step": description.step,
+        "seed": description.train.seed,
+        "method": description.model.encoding,
+        "options": description.model.encoding_options,
+        "train_length": description.model.train_length,
+        "model_layers": description.model.layers,
+        "model_heads": description.model.heads,
+        "provenance": provenance(),
+    }
+
+
+def _about_text(corpus: "Corpus", ends: "np.ndarray", windows: "np.ndarray") -> dict[str, Any]:
+    texts = [corpus.tokenizer.decode(window)[-TEXT_SHOWN:] for window in windows]
+    return {
+        "data": corpus.name,
+        "data_hash": corpus.hash,
+        "tokenizer": corpus.tokenizer.name,
+        "length": windows.shape[1],
+        "query": windows.shape[1],
+        "samples": [
+            # The window is [end - length, end) of the held-out tokens.
+            {"id": number, "end": int(end) - 1, "text": text}
+            for number, (end, text) in enumerate(zip(ends, texts, strict=True), 1)
+        ],
+    }
+
+
+def _about_maps(
+    model: "DecoderLM", rows: "Stages", layers: list[int], heads: list[int], images: "Stages | None"
+) -> dict[str, Any]:
+    from dape.evaluation.bias_maps import drawn_once, terms_of
+    from dape.evaluation.bias_measures import summarise
+    from dape.evaluation.map_files import lags_of
+
+    length = rows["f"].shape[-1]
+    terms = terms_of(drawn_once(model, length)[0])
+    found = summarise(rows["f"], rows["bias"], lags_of(rows), layers=layers, heads=heads)
+    shown = 0 if images is None else images["f"].shape[-1]
+    return {
+        "variant": terms.variant,
+        "terms": {"logits": terms.logits, "f": terms.f, "bias": terms.bias},
+        "layers": layers,
+        "heads": heads,
+        "image": {"sample": 1, "first": length - shown + 1, "last": length} if shown else None,
+        "heads_summary": [asdict(head) for head in found],
+    }
+
+
+# Where it goes -------------------------------------------------------------------------------------------------------
+
+
+def _default_out(where: Path, length: int) -> Path:
+    from dape.training.run import CONFIG
+
+    run = run_folder(where)
+    if not (run / CONFIG).is_file():
+        raise UsageError(f"{where} does not belong to a run's folder; say with `out` where the maps shall go")
+    return run / f"maps-{length}"
+
+
+def _check_out(out: Path) -> None:
+    """Only what an earlier call wrote is ever replaced, file by file as it listed them."""
+    from dape.evaluation.map_files import read_facts
+
+    check_writable_folder(out, "`out`")
+    present = {path.name for path in out.iterdir()} if out.exists() else set()
+    ours = set((read_facts(out) or {}).get("files", ())) if present else set()
+    strange = sorted(present - ours)
+    if strange:
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        raise UsageError(
+            f"`out` {out}: holds {strange[0]}{more}, which `dape visualize` did not write; choose another folder, "
+            "or move that away"
+        )
+
+
+def _write(out: Path, maps: "BiasMaps") -> None:
+    """Everything or nothing; maps that were there stay until the new ones are complete."""
+    from dape.evaluation.map_files import write_maps
+    from dape.report.bias_maps import draw_maps
+    from dape.report.bias_summary import bias_summary
+
+    out = out.resolve()
+    retired = out.with_name(f".{out.name}.{os.getpid()}.old")
+    try:
+        with new_folder(out) as temporary:
+            draw_maps(maps, temporary, watch=lambda name: _say(f"drawing {name}"))
+            (temporary / SUMMARY).write_text(bias_summary(maps.facts), encoding="utf-8")
+            write_maps(temporary, maps)
+            if out.exists():
+                out.rename(retired)
+    except BaseException:
+        if retired.exists() and not out.exists():
+            retired.rename(out)
+        raise
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+# What is said --------------------------------------------------------------------------------------------------------
+
+
+def _say(what: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{what:<30}", end="", file=sys.stderr, flush=True)
+
+
+def _print(facts: dict[str, Any], out: Path) -> None:
+    from dape.report.bias_summary import sentences
+
+    _say("")
+    if sys.stderr.isatty():
+        print("\r", end="", file=sys.stderr, flush=True)
+    for sentence in sentences(facts):
+        print(sentence)
+    print(f"wrote {out}: maps.npz, maps.json, {SUMMARY} and figures")

@@ -1,0 +1,20 @@
+"""What a command shows of what it has found."""
+
+import sys
+
+from dape.actions.found import Found
+from dape.cli.console import open_console
+
+
+def show(found: Found) -> int:
+    """Failures, tables, words, and which files were written; returns the exit code."""
+    for name, words in found.failures.items():
+        print(f"dape: {name} failed, {words}", file=sys.stderr)
+    if not found.rows:
+        return 1
+    console = open_console()
+    console.print(*found.terminal(console.width), sep="\n")
+    if words := found.summary().strip():
+        print(f"\n{words}\n")
+    print(f"wrote {', '.join(found.files)} in {found.out}")
+    return 1 if found.failures else 0
