@@ -55,7 +55,7 @@ def new_encodings(config: DecoderConfig) -> list[PositionalEncoding]:
         build(
             config.encoding,
             num_heads=config.heads,
-            head_dim=config.width // config.heads,
+            head_dim=config.head_dim,
             model_dim=config.width,
             train_length=config.train_length,
             **config.encoding_options,
