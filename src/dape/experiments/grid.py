@@ -157,7 +157,7 @@ class Experiment(ABC, Generic[R]):
             self._refuse(self.changes(known))
             self.check_jobs()
         elif self.out.exists() and any(p.name not in (".lock", *self.inputs) for p in self.out.iterdir()):
-            raise UsageError(f"--out {self.out}: the folder is not empty and holds no {self.what}; choose another")
+            raise UsageError(f"`out` {self.out}: the folder is not empty and holds no {self.what}; choose another")
         self.out.mkdir(parents=True, exist_ok=True)
         settings = {**self.growing_settings(known), "shared": _plain(self.shared_settings())}
         write_text(self.out / self.settings_name, yaml.safe_dump(settings, sort_keys=False))
@@ -182,9 +182,9 @@ class Experiment(ABC, Generic[R]):
     def _refuse(self, changed: Sequence[tuple[str, Any, Any]]) -> None:
         if changed:
             raise UsageError(
-                f"--out {self.out} holds a {self.what} with other settings: "
+                f"`out` {self.out} holds a {self.what} with other settings: "
                 f"{'; '.join(f'{name} was {_short(old)}, now {_short(new)}' for name, old, new in changed)}. "
-                "Results would not be comparable; use another --out."
+                "Results would not be comparable; use another `out`."
             )
 
 
@@ -234,7 +234,7 @@ def saved_settings(out: Path, name: str) -> dict[str, Any]:
         known = {name: value for name, value in given.items() if name in _Settings.__annotations__}
         return {**given, **as_record(_Settings, known, path)}
     except ValueError as error:
-        raise UsageError(f"{error}. Put back what was changed, or use another --out") from error
+        raise UsageError(f"{error}. Put back what was changed, or use another `out`") from error
 
 
 def changes(name: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
