@@ -1,4 +1,4 @@
-"""One table of names: every size of a model may be given as in dape.build or as in a config.json, in Python and in files."""
+"""One table of names: sizes of a model may be given as in dape.build or as in a config.json, in Python and in files."""
 
 import pytest
 import yaml
