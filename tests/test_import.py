@@ -1,6 +1,8 @@
 """``import dape`` is cheap, and everything it promises is there."""
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import dape
+from dape.ops.attention import attention
+from dape.positional import base
 
 
 def in_child(code: str) -> str:
@@ -54,3 +58,25 @@ def test_type_checkers_see_what_python_sees():
     seen = {alias.name: node.module for node in guarded.body for alias in node.names}
     assert seen == dape._HOME
     assert {*seen, "__version__"} == set(dape.__all__)
+
+
+def test_layers_are_found_when_they_are_asked_for(monkeypatch):
+    monkeypatch.delattr(dape, "nn", raising=False)  # as before any import of it
+    assert dape.nn.SelfAttention.__module__ == "dape.nn"
+
+
+def test_what_authors_are_told_to_use_is_public():
+    """CONTRIBUTING names helpers of ``dape.positional.base``; its ``__all__`` is the promise."""
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    told = {name for name in re.findall(r"`([A-Za-z]\w+)(?=`|\()", text) if hasattr(base, name)}
+    told |= {
+        name for names in re.findall(r"from dape\.positional\.base import (.*)", text) for name in names.split(", ")
+    }
+    assert {"column", "require_count", "share_heads", "asymmetric_distance"} <= told <= set(base.__all__)
+
+
+def test_what_attention_takes_is_public():
+    """Every type of ours in its signature."""
+    hints = inspect.get_annotations(attention)
+    ours = {name for hint in hints.values() for name in re.findall(r"dape[\w.]*\.(\w+)", str(hint))}
+    assert ours and ours <= set(dape.__all__) and hints["impl"] is dape.Impl

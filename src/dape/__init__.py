@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dape._version import __version__
 
 if TYPE_CHECKING:  # For editors and type checkers; keep in step with _HOME, which a test compares.
+    from dape import nn
     from dape.actions.compare import compare
     from dape.actions.evaluate import evaluate
     from dape.actions.reproduce import reproduce
@@ -18,8 +19,9 @@ if TYPE_CHECKING:  # For editors and type checkers; keep in step with _HOME, whi
     from dape.models.config import DecoderConfig
     from dape.models.decoder import DecoderLM
     from dape.models.generate import Sampling, generate
-    from dape.ops.attention import Choice, Intermediates, attention, intermediates
-    from dape.positional.base import AdditiveBias, AttentionDims, PositionalEncoding, RelativeBias
+    from dape.ops.attention import Choice, Intermediates, LagMemory, attention, intermediates
+    from dape.ops.attention.operator import Impl
+    from dape.positional.base import AdditiveBias, AttentionDims, PositionalEncoding, RelativeBias, ScoreForm
     from dape.positional.build import build
     from dape.positional.catalogue import Entry, encodings, register
     from dape.positional.dape import Dape, DapeV2
@@ -38,11 +40,14 @@ __all__ = [
     "Draw",
     "Entry",
     "Grid",
+    "Impl",
     "Intermediates",
+    "LagMemory",
     "PositionalEncoding",
     "Randomized",
     "RelativeBias",
     "Sampling",
+    "ScoreForm",
     "__version__",
     "attention",
     "build",
@@ -52,6 +57,7 @@ __all__ = [
     "evaluate",
     "generate",
     "intermediates",
+    "nn",
     "open_data",
     "register",
     "reproduce",
@@ -67,8 +73,9 @@ _NAMES = {
     "models.config": ("DecoderConfig",),
     "models.decoder": ("DecoderLM",),
     "models.generate": ("Sampling", "generate"),
-    "ops.attention": ("Choice", "Intermediates", "attention", "intermediates"),
-    "positional.base": ("AdditiveBias", "AttentionDims", "PositionalEncoding", "RelativeBias"),
+    "ops.attention": ("Choice", "Intermediates", "LagMemory", "attention", "intermediates"),
+    "ops.attention.operator": ("Impl",),
+    "positional.base": ("AdditiveBias", "AttentionDims", "PositionalEncoding", "RelativeBias", "ScoreForm"),
     "positional.build": ("build",),
     "positional.catalogue": ("Entry", "encodings", "register"),
     "positional.dape": ("Dape", "DapeV2"),
@@ -76,13 +83,14 @@ _NAMES = {
     "positional.positions": ("Draw", "draw_positions"),
     "positional.randomized": ("Randomized",),
 }
-_HOME = {name: f"dape.{module}" for module, names in _NAMES.items() for name in names}
+_HOME = {name: f"dape.{module}" for module, names in _NAMES.items() for name in names} | {"nn": "dape"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'dape' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    home = _HOME[name]
+    value = import_module(f"dape.{name}") if home == "dape" else getattr(import_module(home), name)
     globals()[name] = value  # the next access is an ordinary one
     return value
 

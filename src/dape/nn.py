@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from dape.config.names import OtherNames, takes_other_names
 from dape.models.cache import LayerCache
 from dape.models.layers import attend
 from dape.ops.attention.operator import Impl
@@ -17,17 +18,19 @@ from dape.positional.build import build
 __all__ = ["LayerCache", "SelfAttention"]
 
 
-class SelfAttention(nn.Module):
-    """Multi-head self-attention with any encoding of the catalogue: ``[batch, tokens, width]`` in and out.
+@takes_other_names
+class SelfAttention(OtherNames, nn.Module):
+    """Multi-head self-attention with any encoding of the catalogue: ``[batch, tokens, model_dim]`` in and out.
 
     ``num_kv_heads`` fewer than ``num_heads`` share keys and values (grouped-query attention). Options of the encoding
     follow by name, for instance ``hidden=16``. Encodings that are added to embeddings (sinusoidal, learned) do nothing
-    here: call ``layer.encoding.embed(x, positions)`` where the embeddings are made.
+    here: call ``layer.encoding.embed(x, positions)`` where the embeddings are made. ``width`` and ``hidden_size`` are
+    other names of ``model_dim`` (``dape.config.names``).
     """
 
     def __init__(
         self,
-        width: int,
+        model_dim: int,
         num_heads: int,
         encoding: str = "dape-kerple",
         *,
@@ -40,17 +43,23 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         groups = num_heads if num_kv_heads is None else num_kv_heads
-        if width % num_heads:
-            raise ValueError(f"width {width} cannot be divided into {num_heads} heads of equal width")
+        if model_dim % num_heads:
+            size = self.written_as("model_dim")
+            raise ValueError(f"{size} {model_dim} cannot be divided into {num_heads} heads of equal width")
         if groups < 1 or num_heads % groups:
             raise ValueError(f"num_heads {num_heads} is not a multiple of num_kv_heads {num_kv_heads}")
-        self.causal, self.head_dim = causal, width // num_heads
+        self.causal, self.head_dim = causal, model_dim // num_heads
         self.impl: Impl = impl
-        self.q = nn.Linear(width, width, bias=bias)
-        self.k, self.v = (nn.Linear(width, groups * self.head_dim, bias=bias) for _ in range(2))
-        self.out = nn.Linear(width, width, bias=bias)
+        self.q = nn.Linear(model_dim, model_dim, bias=bias)
+        self.k, self.v = (nn.Linear(model_dim, groups * self.head_dim, bias=bias) for _ in range(2))
+        self.out = nn.Linear(model_dim, model_dim, bias=bias)
         self.encoding = build(
-            encoding, num_heads=num_heads, head_dim=self.head_dim, model_dim=width, train_length=train_length, **options
+            encoding,
+            num_heads=num_heads,
+            head_dim=self.head_dim,
+            model_dim=model_dim,
+            train_length=train_length,
+            **options,
         )
 
     @classmethod

@@ -185,16 +185,21 @@ def _record(kind: Any, given: Any, name: str) -> Any:
         raise _wrong(name, given, "a section with names and values")
     inner = f"{name}." if name else ""
     hints, needed = _described(kind)
+    others: Mapping[str, str] = getattr(kind, "other_names", {})  # see dape.config.names
+    hints = {**hints, **{other: hints[own] for other, own in others.items()}} if others else hints
     unknown = [key for key in given if key not in hints]
     if unknown:
-        raise ValueError(f"{inner}{short(unknown[0])} is not known; expected {', '.join(hints)}")
-    missing = [key for key in needed if key not in given]
+        raise ValueError(f"{inner}{short(unknown[0])} is not known; expected {', '.join(_described(kind)[0])}")
+    missing = [key for key in needed if key not in {others.get(each, each) for each in given}]
     if missing:
         raise ValueError(f"has no {', '.join(inner + key for key in missing)}")
     values = {key: _convert(value, hints[key], inner + key) for key, value in given.items()}
     if is_typeddict(kind):
         return values
-    made = kind(**values)
+    try:
+        made = kind(**values)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}" if name else str(error)) from error
     if check := getattr(made, "check", None):
         try:
             check()

@@ -14,8 +14,6 @@ SOURCE = Path(dape.__file__).parent
 CONFIGS = [command.config for command in COMMANDS]
 FLAGS = {"cli", "bench"}
 """Packages that read flags."""
-NOT_YET = {"sweep", "che", "study", "reproduce"}
-"""Packages whose messages still name flags."""
 
 
 @pytest.mark.parametrize(
@@ -31,9 +29,7 @@ def test_arguments_in_backticks_become_flags(message, shown):
     assert with_flags(message, CONFIGS) == shown
 
 
-@pytest.mark.parametrize(
-    "package", sorted({path.name for path in SOURCE.iterdir()} - FLAGS - NOT_YET - {"__pycache__"})
-)
+@pytest.mark.parametrize("package", sorted({path.name for path in SOURCE.iterdir()} - FLAGS - {"__pycache__"}))
 def test_the_library_knows_no_flags(package):
     """Whole command lines may be quoted, as in "dape prepare TEXT --out DIR"."""
     path = SOURCE / package

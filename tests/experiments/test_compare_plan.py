@@ -173,7 +173,7 @@ def test_another_comparison_is_refused(plan, section, change, words):
     )
     with pytest.raises(UsageError, match=words) as error:
         other.begin()
-    assert "use another --out" in str(error.value) and (plan.out / "compare.yaml").read_text() == before
+    assert "use another `out`" in str(error.value) and (plan.out / "compare.yaml").read_text() == before
 
 
 def test_options_are_compared_method_by_method(plan):

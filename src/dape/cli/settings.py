@@ -60,10 +60,11 @@ def as_flags(settings: Mapping[str, Any], command: type, where: str) -> list[str
         if is_dataclass(section):
             if not isinstance(value, Mapping):
                 raise UsageError(f"{where}: {name} must be a section with its own lines, not {short(value)}")
-            inner = get_type_hints(section)
+            inner, others = get_type_hints(section), getattr(section, "other_names", {})
             for key, item in value.items():
-                _check_name(key, inner, where, prefix=f"{name}.")
-                words += _flag(key, item, inner[key], f"{where}: {name}.{key}")
+                own = others.get(key, key)
+                _check_name(own, inner, where, prefix=f"{name}.")
+                words += _flag(own, item, inner[own], f"{where}: {name}.{key}")
         else:
             words += _flag(name, value, section, f"{where}: {name}")
     return words

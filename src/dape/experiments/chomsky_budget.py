@@ -115,8 +115,8 @@ def planned(
     if steps < FEWEST_STEPS:
         needed = (testing + FEWEST_STEPS * per_step + START_SECONDS * runs) / (60 * jobs * SIDE_BY_SIDE)
         raise UsageError(
-            f"--budget {minutes:g}: {runs} runs need at least {_round_up(needed):g} minutes on this machine to take "
-            f"{FEWEST_STEPS} steps each; name fewer --tasks, --methods or --seeds, or allow more time"
+            f"`budget` {minutes:g}: {runs} runs need at least {_round_up(needed):g} minutes on this machine to take "
+            f"{FEWEST_STEPS} steps each; name fewer `tasks`, `methods` or `seeds`, or allow more time"
         )
     return replace(config, steps=min(_two_digits(steps), config.steps))
 

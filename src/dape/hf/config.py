@@ -32,16 +32,13 @@ class DapeConfig(PreTrainedConfig):
     """The fields of :class:`dape.DecoderConfig`, and what the library wants to know of a language model.
 
     ``hidden_size``, ``num_hidden_layers``, ``num_attention_heads`` and ``vocab_size`` are other names of ``width``,
-    ``layers``, ``heads`` and ``vocabulary``. ``max_position_embeddings`` is a hint for programs that ask for it, by
-    default the training length; it limits nothing.
+    ``layers``, ``heads`` and ``vocabulary``, and so are those of ``dape.build``. ``max_position_embeddings`` is a hint
+    for programs that ask for it, by default the training length; it limits nothing.
     """
 
     model_type: ClassVar[str] = "dape"
     attribute_map: ClassVar[dict[str, str]] = {
-        "hidden_size": "width",
-        "num_hidden_layers": "layers",
-        "num_attention_heads": "heads",
-        "vocab_size": "vocabulary",
+        name: own for name, own in DecoderConfig.other_names.items() if name != "max_position_embeddings"
     }
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 

@@ -1,7 +1,7 @@
 """Keys and values of earlier tokens, so that decoding a token costs one row of attention."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -10,6 +10,7 @@ from torch import Tensor
 from dape.ops.attention.memory import LagMemory
 
 
+@runtime_checkable
 class Store(Protocol):
     """What a layer asks of its cache. Other libraries' caches are plugged in here."""
 

@@ -3,11 +3,20 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from dape.config.names import OtherNames, takes_other_names
 from dape.errors import UsageError
 
 
+@takes_other_names
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
+class DecoderConfig(OtherNames):
+    """Sizes may also be given under the names of ``dape.build`` (``num_heads``, ``model_dim``) and of Hugging Face
+    (``num_hidden_layers``, ``hidden_size``, ...): ``dape.config.names`` has the table.
+
+    >>> DecoderConfig(hidden_size=64, num_heads=4) == DecoderConfig(width=64, heads=4)
+    True
+    """
+
     layers: int = 4
     """Transformer blocks."""
     width: int = 128
@@ -27,10 +36,16 @@ class DecoderConfig:
     checkpoint_activations: bool = False
     """Recompute each block in the backward pass: less memory, about a third more time."""
 
+    @property
+    def head_dim(self) -> int:
+        """Numbers per token in one head."""
+        return self.width // self.heads
+
     def check(self) -> None:
         """Refuse sizes that cannot be meant; what an encoding thinks of its options shows when the model is built."""
         for name in ("layers", "width", "heads", "vocabulary", "train_length"):
             if getattr(self, name) < 1:
-                raise UsageError(f"`{name}` must be at least 1, got {getattr(self, name)}")
+                raise UsageError(f"`{self.written_as(name)}` must be at least 1, got {getattr(self, name)}")
         if self.width % self.heads:
-            raise UsageError(f"`width` {self.width} cannot be divided into `heads` {self.heads} of equal width")
+            width, heads = self.written_as("width"), self.written_as("heads")
+            raise UsageError(f"`{width}` {self.width} cannot be divided into `{heads}` {self.heads} of equal width")

@@ -55,7 +55,7 @@ def new_encodings(config: DecoderConfig) -> list[PositionalEncoding]:
         build(
             config.encoding,
             num_heads=config.heads,
-            head_dim=config.width // config.heads,
+            head_dim=config.head_dim,
             model_dim=config.width,
             train_length=config.train_length,
             **config.encoding_options,
@@ -101,7 +101,7 @@ class DecoderLM(nn.Module):
         places: Places | None = None,
         recompute: Recompute | None = None,
         seen: list[Tensor] | None = None,
-    ) -> Float[Tensor, "b t m"]:
+    ) -> Float[Tensor, "b q m"]:
         """Final hidden states; apart from the head, so that evaluation projects only the tokens it scores.
 
         ``tokens`` may be their embeddings. With ``last`` only the states of the last tokens: the last block then asks
@@ -123,7 +123,7 @@ class DecoderLM(nn.Module):
 
     def forward(
         self, tokens: Int[Tensor, "b t"] | Float[Tensor, "b t m"], *, head: bool = True, **kwargs: Any
-    ) -> Float[Tensor, "b t n"]:
+    ) -> Float[Tensor, "b q v"]:
         """Logits, or with ``head=False`` what :meth:`hidden` returns, by a call of the module: hooks on it count."""
         hidden = self.hidden(tokens, **kwargs)
         return self.head(hidden) if head else hidden

@@ -60,7 +60,7 @@ class SelfAttention(nn.Module):
         cache: Store | None = None,
         last: int | None = None,
         places: Places | None = None,
-    ) -> Float[Tensor, "b t m"]:
+    ) -> Float[Tensor, "b q m"]:
         """With ``last``, the output of the last tokens only: the others serve as keys and values."""
         q, k, v = self.project(x, last)
         where = {} if places is None else places.for_attention(pe, q.shape[2])

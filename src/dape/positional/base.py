@@ -28,6 +28,26 @@ from torch import Tensor, nn
 from dape.modules import has_hooks, must_be_called
 from dape.positional.grid import Grid
 
+__all__ = [
+    "AdditiveBias",
+    "AttentionDims",
+    "BiasSource",
+    "BidirectionalForm",
+    "Grid",
+    "Mix",
+    "PositionalEncoding",
+    "RelativeBias",
+    "ScoreForm",
+    "accurate",
+    "asymmetric_distance",
+    "column",
+    "project_",
+    "require_choice",
+    "require_count",
+    "require_positive",
+    "share_heads",
+]
+"""For authors of encodings; the rest is for the library."""
 LEAKY_SLOPE = 0.01
 BidirectionalForm = Literal["past_bonus", "symmetric", "tril"]
 

@@ -67,7 +67,7 @@ def check_reach(model: DecoderConfig, longest: int) -> None:
     pe = build(
         model.encoding,
         num_heads=model.heads,
-        head_dim=model.width // model.heads,
+        head_dim=model.head_dim,
         model_dim=model.width,
         train_length=model.train_length,
         **model.encoding_options,

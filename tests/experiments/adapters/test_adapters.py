@@ -72,9 +72,9 @@ def test_a_folder_holds_one_study(tmp_path):
 def test_wrong_names():
     with pytest.raises(UsageError, match="Did you mean 'map-kerple'"):
         find("map-kerpel")
-    with pytest.raises(UsageError, match="--width 16 cannot be divided into --heads 3"):
+    with pytest.raises(UsageError, match="`width` 16 cannot be divided into `heads` 3"):
         replace(TINY, heads=3).check()
-    with pytest.raises(UsageError, match="--lr must be positive"):
+    with pytest.raises(UsageError, match="`lr` must be positive"):
         replace(TINY, lr=0.0).check()
 
 

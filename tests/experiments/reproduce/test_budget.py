@@ -51,7 +51,7 @@ def test_what_is_planned_takes_no_longer():
 
 
 def test_too_little():
-    with pytest.raises(UsageError, match=r"--budget 0.1: too little.*one seed with 80 of 4000 steps needs 0.6"):
+    with pytest.raises(UsageError, match=r"`budget` 0.1: too little.*one seed with 80 of 4000 steps needs 0.6"):
         fit(plan(), speeds(3600.0), 0.1, 1)
 
 

@@ -248,9 +248,9 @@ def test_tests_go_on_where_they_were(tmp_path, monkeypatch):
         ({"lengths": (0, 50)}, "at least 1, got 0"),
         ({"lengths": (10,)}, "from 41 on"),
         ({"lengths": (50,)}, "up to 40"),
-        ({"width": 12, "heads": 8}, "--width 12"),
-        ({"dropout": 1.0}, "--dropout"),
-        ({"steps": 0}, "--steps"),
+        ({"width": 12, "heads": 8}, "`width` 12"),
+        ({"dropout": 1.0}, "`dropout`"),
+        ({"steps": 0}, "`steps`"),
         ({"compat": "google"}, "deepmind"),
     ],
 )

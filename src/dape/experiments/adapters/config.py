@@ -58,7 +58,7 @@ def find(name: str) -> Treatment:
         return TREATMENTS[name]
     near = difflib.get_close_matches(name, TREATMENTS, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise UsageError(f"--treatments {name}: no such treatment.{hint} There are: {', '.join(TREATMENTS)}")
+    raise UsageError(f"`treatments` {name}: no such treatment.{hint} There are: {', '.join(TREATMENTS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +95,9 @@ class StudyConfig:
     def check(self) -> None:
         for name, value in vars(self).items():
             if name != "task" and not value > 0:
-                raise UsageError(f"--{name.replace('_', '-')} must be positive, got {value}")
+                raise UsageError(f"`{name}` must be positive, got {value}")
         if self.width % self.heads:
-            raise UsageError(f"--width {self.width} cannot be divided into --heads {self.heads} of equal width")
+            raise UsageError(f"`width` {self.width} cannot be divided into `heads` {self.heads} of equal width")
         if self.task == "recall":
             self.recall.check()
 

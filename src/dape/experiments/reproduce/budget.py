@@ -81,7 +81,7 @@ def fit(plan: Reproduction, speeds: Mapping[Kind, Speed], hours: float, jobs: in
     full = plan.scale.steps or 0
     if not full:
         raise UsageError(
-            f"--budget: scale {plan.scale.name} takes its steps from the paper; choose smoke, cpu or night"
+            f"`budget`: scale {plan.scale.name} takes its steps from the paper; choose smoke, cpu or night"
         )
     room, each = hours * 3600 * jobs, [speeds[kind_of(run)] for run in plan.runs() if run.seed == 0]
     fixed, per_step = sum(s.test + START_SECONDS for s in each), sum(s.step for s in each)
@@ -100,7 +100,7 @@ def fit(plan: Reproduction, speeds: Mapping[Kind, Speed], hours: float, jobs: in
     if steps < least:
         needed = (fixed + least * per_step) / 3600 / jobs
         raise UsageError(
-            f"--budget {hours:g}: too little for {plan.experiment.id} at scale {plan.scale.name} on this machine; "
+            f"`budget` {hours:g}: too little for {plan.experiment.id} at scale {plan.scale.name} on this machine; "
             f"one seed with {least} of {full} steps needs {needed:.2g} hours"
         )
     cut = [f"{chosen} of {plan.seeds} seeds"] if chosen < plan.seeds else []

@@ -161,7 +161,7 @@ SCALES: dict[str, Scale] = {
             precision="bf16",
             cost="the paper's models for a fortieth of its tokens: hours to days on one GPU",
         ),
-        Scale(name="paper", divide=1, windows=160, precision="bf16", cost="as in the paper; --dry-run says how much"),
+        Scale(name="paper", divide=1, windows=160, precision="bf16", cost="as in the paper; a dry run says how much"),
     )
 }
 
@@ -171,7 +171,7 @@ def find(name: str) -> Scale:
         return SCALES[name]
     near = difflib.get_close_matches(name, SCALES, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise UsageError(f"--scale {name}: no such scale.{hint} There are: {', '.join(SCALES)}")
+    raise UsageError(f"`scale` {name}: no such scale.{hint} There are: {', '.join(SCALES)}")
 
 
 # Chomsky-hierarchy tasks ---------------------------------------------------------------------------------------------

@@ -62,28 +62,28 @@ class CheConfig:
     def check(self) -> None:
         for name in ("width", "layers", "heads", "hidden", "pool", "train_length", "steps", "batch", "samples"):
             if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+                raise UsageError(f"`{name}` must be at least 1, got {getattr(self, name)}")
         if self.width % self.heads:
-            raise UsageError(f"--width {self.width} cannot be divided into --heads {self.heads} of equal width")
+            raise UsageError(f"`width` {self.width} cannot be divided into `heads` {self.heads} of equal width")
         if not 0 <= self.dropout < 1:
-            raise UsageError(f"--dropout must be at least 0 and below 1, got {self.dropout}")
+            raise UsageError(f"`dropout` must be at least 0 and below 1, got {self.dropout}")
         if self.computation < 0:
-            raise UsageError(f"--computation must be 0 or more, got {self.computation}")
+            raise UsageError(f"`computation` must be 0 or more, got {self.computation}")
         if self.compat not in get_args(Compat):
-            raise UsageError(f"--compat: {self.compat!r} is not known; the only choice is deepmind")
+            raise UsageError(f"`compat`: {self.compat!r} is not known; the only choice is deepmind")
         self._check_lengths()
 
     def _check_lengths(self) -> None:
         if min(self.lengths, default=1) < 1:
-            raise UsageError(f"--lengths: a length is at least 1, got {min(self.lengths)}")
+            raise UsageError(f"`lengths`: a length is at least 1, got {min(self.lengths)}")
         if not self.scored_lengths:
             raise UsageError(
-                f"--lengths needs at least one length from {self.first_scored} on: training goes up to "
+                f"`lengths` needs at least one length from {self.first_scored} on: training goes up to "
                 f"{self.train_length}, and what lies beyond is the score"
             )
         if not self.familiar_lengths:
             raise UsageError(
-                f"--lengths needs at least one length up to {self.train_length}: there the learning rate is chosen"
+                f"`lengths` needs at least one length up to {self.train_length}: there the learning rate is chosen"
             )
 
 
@@ -103,10 +103,10 @@ class Subject:
 
 def check_rates(rates: tuple[float, ...]) -> None:
     if not rates:
-        raise UsageError("--lr needs at least one learning rate")
+        raise UsageError("`lr` needs at least one learning rate")
     for rate in rates:
         if not 0 < rate < math.inf:
-            raise UsageError(f"--lr must be positive, got {rate:g}")
+            raise UsageError(f"`lr` must be positive, got {rate:g}")
 
 
 def reductions(config: CheConfig, *, seeds: int, rates: Sequence[float], all_rates: int) -> list[str]:
