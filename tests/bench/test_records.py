@@ -11,7 +11,7 @@ from dape.bench.records import Column, Results, Spread, count, make_table, sprea
 from dape.bench.runner import Begins, Once, Plan, Telling, Timed, measure
 
 FILES = sorted((Path(__file__).parents[2] / "results" / "bench").glob("*.json"))
-TABLES = {"attention": lambda r: [attention.table_of(r)], "train": train.tables, "che": che.tables}
+TABLES = {"attention": attention.tables, "train": train.tables, "che": che.tables}
 TABLES |= {"decode": decode.tables, "kernels": kernels.tables}
 
 

@@ -48,14 +48,13 @@ NEAR = {
     "layers": ["dape", "dape_v2", "wrapped", "fire"],
     "randomized": ["randomized", "golden_deepmind"],
     "transformer_xl": ["transformer_xl", "golden_deepmind"],
-    "lag_call": ["lag_tables"],
+    "cpp": ["memory", "fused_build"],
     "operator": ["operator", "memory"],
     "check": ["operator"],
     "reference": ["operator"],
     "row_blocks": ["operator"],
     "available": ["fused_build"],
     "library": ["fused_build"],
-    "lags": ["memory"],
 }
 """Where tests are not in the file of the module's name."""
 FOR_ALL = (
@@ -77,7 +76,9 @@ def stages(path: str) -> list[list[str]]:
         return [_existing(POSITIONAL, NEAR.get(stem, [stem])), [f"{POSITIONAL}conformance.py", "-k", names]]
     near = _existing(OPS, NEAR.get(stem, [stem]))
     few, more = (
-        ("compiled_square[dape", "compiled_rows or compiled_any") if "fused" in path else ("test_square[dape", "items")
+        ("compiled_square[dape", "compiled_rows or compiled_any")
+        if "fused" in path or stem == "cpp"
+        else ("test_square[dape", "items")
     )
     situations = f"{more} or situations[dape-fire or situations[dape-kerple"
     asked = ([f"{OPS}equivalence.py", "-k", names] for names in (few, situations))

@@ -88,15 +88,8 @@ def run(config: AttentionBench, draw: Callable[[Results], None] | None = None) -
     if (config.figure is None) != (draw is None):
         raise ValueError("config.figure and draw come together: draw makes the figure from the results")
     impls, left_out = applicable(config)
-    code = command(
-        config,
-        lambda threads: _plan(config, impls, left_out, threads),
-        lambda results: [table_of(results)],
-        also=draw or (lambda results: None),
-    )
-    for impl, why in left_out.items():
-        print(f"{impl} left out: it {why}")
-    return code
+    also = draw or (lambda results: None)
+    return command(config, lambda threads: _plan(config, impls, left_out, threads), tables, also=also)
 
 
 # Before the work -----------------------------------------------------------------------------------------------------
@@ -234,6 +227,12 @@ def _add_memory(record: Record, shape: "Shape", threads: int) -> list[Record]:
 # After the work ------------------------------------------------------------------------------------------------------
 
 CAPTION = "vs sdpa: time relative to sdpa; speed-up: times faster than appendix; peak MB: memory beyond the inputs"
+
+
+def tables(results: Results) -> "Iterator[Table]":
+    yield table_of(results)
+    for impl, why in results.settings["left_out"].items():
+        print(f"{impl} left out: it {why}")
 
 
 def table_of(results: Results) -> "Table":

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dape.ops.attention.tiles import Terms, TermSums, TileTerms
+from dape.ops.attention.tiles import Terms, TileTerms
 from dape.positional.base import ScoreForm
 from dape.positional.grid import Grid
 
@@ -83,26 +83,32 @@ class RowBlock:
         return slice(self.first, self.first + self.rows)
 
 
-class CellSums(TermSums, Protocol):
+class RowSums(Protocol):
     def add(self, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
-        """Gradients of the terms of a tile or of a block of rows, channels first."""
+        """Gradients of the terms of a block of rows, channels first."""
         ...
 
 
-class CellTerms(Terms, Protocol):
-    """Evaluated where they are needed: on tiles, or on some rows of all items. What a term is, and what becomes of its
-    gradient, is the business of whoever asks for attention."""
+class RowTerms(Protocol):
+    """Terms evaluated on the cells of some rows of all items. What a term is, and what becomes of its gradient, is the
+    business of whoever asks for attention."""
 
     @property
     def differ_by_item(self) -> bool:
-        """Whether :meth:`on_rows` gives terms for each item of the batch."""
+        """Whether each item of the batch has its own."""
         ...
 
     def on_rows(self, block: RowBlock, *, backward: bool = False) -> TileTerms:
         """In their own order; padding is left to the engine."""
         ...
 
-    def sums(self) -> CellSums: ...
+    def sums(self) -> RowSums: ...
+
+
+class CellTerms(RowTerms, Terms, Protocol):
+    """For every engine: on rows, or on tiles."""
+
+    def sums(self) -> Any: ...
 
 
 class Found(NamedTuple):
@@ -171,7 +177,7 @@ class KernelEngine(ABC):
     def cells(self, attention: Any, call: Call, terms: TileTerms, block: RowBlock) -> Any:
         """Likewise, of a block of rows."""
 
-    def forward(self, call: Call, terms: LagTerms | CellTerms) -> tuple[Tensor, Tensor]:
+    def forward(self, call: Call, terms: LagTerms | RowTerms) -> tuple[Tensor, Tensor]:
         attention, (out, softmax) = self.attention(call), self.outputs(call)
         if isinstance(terms, LagTerms):
             attention.forward(self.tables(attention, call, terms), out, softmax, _all_rows(call))
@@ -180,7 +186,7 @@ class KernelEngine(ABC):
             attention.forward(self.cells(attention, call, terms.on_rows(block), block), out, softmax, block)
         return out, softmax
 
-    def backward(self, call: Call, terms: LagTerms | CellTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found:
+    def backward(self, call: Call, terms: LagTerms | RowTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found:
         attention = self.attention(call)
         found = attention.backward(grad, out, softmax)
         if isinstance(terms, LagTerms):
@@ -193,7 +199,7 @@ class KernelEngine(ABC):
         d_wa, d_w2 = (None, None) if call.wa is None else (found.d_wa, found.d_w2)
         return Found(found.d_q, found.d_k, found.d_v, d_wa, d_w2, of_terms)
 
-    def _blocks(self, call: Call, terms: CellTerms) -> Iterator[RowBlock]:
+    def _blocks(self, call: Call, terms: RowTerms) -> Iterator[RowBlock]:
         batch, heads, queries, _ = call.q.shape
         items = batch if self.gradients_by_item or terms.differ_by_item else 1
         channels = heads + (0 if call.wa is None else len(call.wa))

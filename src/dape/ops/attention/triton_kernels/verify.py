@@ -20,7 +20,6 @@ from dape.ops.attention.engines.base import Call, LagTerms, RowBlock
 from dape.ops.attention.engines.triton import Triton
 from dape.ops.attention.reference import reference_attention
 from dape.ops.attention.tiles import TileTerms
-from dape.ops.attention.tiling import Tile
 from dape.ops.attention.triton_kernels import run
 from dape.ops.attention.triton_kernels.shape_class import NAMES, ShapeClass
 from dape.positional.base import LEAKY_SLOPE, AttentionDims, PositionalEncoding, share_heads
@@ -197,8 +196,6 @@ class _Example:
 class _Cells:
     """Terms given on all cells, as an engine asks for them; also collects their gradients."""
 
-    shared_by_items = False
-
     def __init__(self, masked: Tensor | None, static: Tensor | None, pre: Tensor | None) -> None:
         self._masked, self._pre = masked, None if pre is None else pre.transpose(0, 1)
         self.found = [None if x is None else torch.zeros_like(x) for x in (static, pre)]
@@ -207,9 +204,6 @@ class _Cells:
     @property
     def differ_by_item(self) -> bool:
         return any(x is not None and len(x) > 1 for x in self.found)
-
-    def on(self, tile: Tile, *, backward: bool = False) -> TileTerms:
-        raise NotImplementedError("these terms are for kernels, which take blocks of rows")
 
     def on_rows(self, block: RowBlock, *, backward: bool = False) -> TileTerms:
         self._block, part = block, (..., block.part, slice(0, block.keys))
@@ -224,12 +218,6 @@ class _Cells:
             if total is not None and x is not None:
                 x = x.sum(1, keepdim=True) if len(total) == 1 else x
                 total[..., self._block.part, : self._block.keys] = x.transpose(0, 1)
-
-    def add_tile(self, tile: Tile, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
-        self.add(terms, d_logits, d_hidden)
-
-    def add_(self, other: object) -> None:
-        raise NotImplementedError("there are no shares")
 
 
 class _ByDefinition(PositionalEncoding):
