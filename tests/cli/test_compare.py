@@ -95,7 +95,7 @@ def test_what_is_finished_is_not_done_again(begun, capsys):
     capsys.readouterr()
     compare(methods="rope", seeds=1)
     assert begun == [] and Path("out/results.jsonl").read_text() == rows
-    assert "1 runs, 1 of them already finished" in capsys.readouterr().out
+    assert "1 run, 1 of them already finished" in capsys.readouterr().out
     compare(methods="rope kerple", seeds=1)
     assert begun == ["kerple-seed0"]
     compare(methods="rope", seeds=2)

@@ -154,7 +154,7 @@ def test_a_model_with_a_tokenizer_of_its_own(capsys, tmp_path):
     ("argv", "code", "words"),
     [
         ("nowhere", 2, "nowhere: there is no such checkpoint or run"),
-        (". --lengths 8 --last-k 4", 2, "holds no checkpoint; give the --out folder"),
+        (". --lengths 8 --last-k 4", 2, "holds no checkpoint; give the folder of a run"),
         ("words.txt", 2, "words.txt: holds no checkpoint"),
         ("rope --lengths", 2, "--lengths needs at least one length"),
         ("rope --lengths 0 --last-k 1", 2, "--lengths must be positive, got 0"),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.reproduce.test_ladder import rows
+from tests.experiments.reproduce.test_ladder import rows
 
 from dape.cli import main
 from dape.results.records import append_rows

@@ -214,7 +214,7 @@ def test_a_failure_leaves_what_was_there(undrawn, monkeypatch, tmp_path, late):
     ("argv", "words"),
     [
         ("nowhere", "nowhere: there is no such checkpoint or run"),
-        ("words.txt", "words.txt: holds no checkpoint; give the --out folder of `dape train`"),
+        ("words.txt", "words.txt: holds no checkpoint; give the folder of a run of `dape train`"),
         ("dape --samples 0", "--samples must be at least 1, got 0; input dependence needs 2 or more"),
         ("dape --length 0", "--length must be at least 1, got 0"),
         ("dape --window -1", "--window must be 0 (no images) or more, got -1"),

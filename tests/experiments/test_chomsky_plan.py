@@ -14,7 +14,7 @@ from dape.experiments.job import ROWS
 from dape.report import chomsky
 from dape.results.records import Row, append_rows, read_rows
 from dape.tasks.chomsky.catalogue import TASKS, load
-from dape.tasks.chomsky.config import PAPER_METHODS, CheConfig, Subject
+from dape.tasks.chomsky.config import PAPER_METHODS, CheConfig, Subject, reductions
 
 CONFIG = CheConfig(scale="cpu", width=64, lengths=(10, 40, 41, 100), steps=5, samples=4)
 
@@ -108,7 +108,7 @@ def some_cells():
 
 
 def test_markdown_names_conditions_and_marks_the_best():
-    reduced = chomsky.reductions(CONFIG, seeds=2, rates=[1e-3], all_rates=3)
+    reduced = reductions(CONFIG, seeds=2, rates=[1e-3], all_rates=3)
     text = chomsky.markdown(some_cells(), CONFIG, seeds=2, reduced=reduced)
     assert text.count("**65.00**") == 2 and "| even_pairs | dape-alibi | 0.001 |" in text
     for words in ("width 64 instead of 256", "5 training steps instead of 200000", "2 test lengths instead of 460"):
@@ -127,13 +127,13 @@ def test_what_was_not_learned_is_named():
 
 
 def test_a_smaller_batch_or_mixer_is_named():
-    found = chomsky.reductions(CheConfig(batch=32, hidden=16, layers=2), seeds=3, rates=[1, 2, 3], all_rates=3)
+    found = reductions(CheConfig(batch=32, hidden=16, layers=2), seeds=3, rates=[1, 2, 3], all_rates=3)
     names = ("2 layers instead of 5", "16 hidden units of f instead of 64", "32 examples a step instead of 128")
     assert found == list(names)
 
 
 def test_nothing_is_reduced_in_the_papers_settings():
-    assert chomsky.reductions(CheConfig(), seeds=3, rates=[1, 2, 3], all_rates=3) == []
+    assert reductions(CheConfig(), seeds=3, rates=[1, 2, 3], all_rates=3) == []
 
 
 def test_figures_show_every_task_and_method():

@@ -349,7 +349,7 @@ def test_find(trainer, saved_at_3, tmp_path):
     (tmp_path / "empty").mkdir()
     for path, words in (
         (tmp_path / "nowhere", "there is no such checkpoint or run"),
-        (tmp_path / "empty", "holds no checkpoint; give the --out folder"),
+        (tmp_path / "empty", "holds no checkpoint; give the folder of a run"),
         (saved_at_3 / "checkpoint.json", "holds no checkpoint"),
     ):
         with pytest.raises(UsageError, match=words) as error:

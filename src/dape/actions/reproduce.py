@@ -1,4 +1,4 @@
-"""An experiment of the paper, its numbers beside ours, and what became of its claims: ``dape.experiments.reproduce``."""
+"""An experiment of the paper, its numbers beside ours, and what became of its claims: ``dape.reproduce``."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,7 @@ def reproduce(id: str, *, executor: Executor | None = None, **options: Any) -> R
 
     Example::
 
-        found = dape.experiments.reproduce("bias-ablation", scale="smoke", out="runs/ablation")
+        found = dape.reproduce("bias-ablation", scale="smoke", out="runs/ablation")
         print([(each.claim.statement, each.ours.verdict) for each in found.claims])
     """
     if options.get("out") is not None:

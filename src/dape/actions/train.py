@@ -30,6 +30,8 @@ class Trained:
     step: int
     finished: bool
     """False if it was asked to stop; the same call goes on."""
+    taken: int
+    """Steps of this call: 0 if the run had reached its last step before."""
     validation_loss: float | None = None
     """Nats per token on held-out text; None where that is too short, or before the end."""
     exit_code: int = 0
@@ -100,8 +102,7 @@ def train(
     with locked(folder):
         trainer = _trainer(data, folder, model, train, torch_device, resume)
         if trainer.step == train.steps:
-            print(f"{folder} has already reached its last step, {trainer.step}")
-            return Trained(folder, trainer.step, finished=True, validation_loss=trainer.validation_loss)
+            return Trained(folder, trainer.step, finished=True, validation_loss=trainer.validation_loss, taken=0)
         trainer.trackers = _trackers(folder, trainer, tensorboard=tensorboard, wandb=wandb)
         # Last, when nothing can fail any more: a folder with settings counts as a run that has begun.
         trainer.config.write(folder)
@@ -160,15 +161,17 @@ def _train(trainer: "LanguageModelTrainer", folder: Path) -> Trained:
     from dape.training.interrupt import Interruption
 
     _announce(trainer, folder)
+    first = trainer.step
     with Interruption() as stop, TrainingBar(trainer) as bar:
         try:
             finished = trainer.run(watch=bar.show, stop=stop)
         finally:
             for tracker in trainer.trackers:
                 tracker.close()
+    step, taken = trainer.step, trainer.step - first
     if not finished:
-        return Trained(folder, trainer.step, finished=False, exit_code=stop.exit_code)
-    return Trained(folder, trainer.step, finished=True, validation_loss=trainer.validation_loss)
+        return Trained(folder, step, finished=False, taken=taken, exit_code=stop.exit_code)
+    return Trained(folder, step, finished=True, taken=taken, validation_loss=trainer.validation_loss)
 
 
 def _announce(trainer: "LanguageModelTrainer", folder: Path) -> None:

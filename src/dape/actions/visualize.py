@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dape.errors import UsageError
-from dape.evaluation.opening import open_corpus, run_folder
 from dape.files import check_writable_folder, new_folder
 from dape.training.checks import check_reach
 from dape.training.device import set_threads, use_device
+from dape.training.run import run_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,6 +71,7 @@ def _check(config: VisualizeOptions) -> None:
 
 def _visualize(config: VisualizeOptions, device: Any) -> Path:
     from dape.evaluation.map_files import BiasMaps
+    from dape.evaluation.opening import open_corpus
     from dape.training import checkpoint as checkpoints
 
     where = checkpoints.find(config.checkpoint)

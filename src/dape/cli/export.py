@@ -51,8 +51,8 @@ class Import:
 def run_export(config: Export) -> int:
     check_transformers("dape export")
     check_out(config.out)
-    from dape.evaluation.opening import run_folder
     from dape.training import checkpoint as checkpoints
+    from dape.training.run import run_folder
 
     where = checkpoints.find(config.checkpoint)
     use_offline()

@@ -4,12 +4,15 @@ import sys
 
 from dape.actions.found import Found
 from dape.cli.console import open_console
+from dape.cli.fields import with_flags
 
 
 def show(found: Found) -> int:
     """Failures, tables, words, and which files were written; returns the exit code."""
+    from dape.cli.commands import COMMANDS  # which import the commands, which import this
+
     for name, words in found.failures.items():
-        print(f"dape: {name} failed, {words}", file=sys.stderr)
+        print(f"dape: {name} failed, {with_flags(words, [c.config for c in COMMANDS])}", file=sys.stderr)
     if not found.rows:
         return 1
     console = open_console()

@@ -76,6 +76,9 @@ def run(config: Train) -> int:
     if not done.finished:
         print(f"stopped and saved at step {done.step}; continue with: dape train --resume --out {folder}")
         return done.exit_code
+    if not done.taken:
+        print(f"{folder} has already reached its last step, {done.step}")
+        return 0
     loss = done.validation_loss
     measured = "held-out text too short to measure" if loss is None else f"{loss:.4f} nats per token on held-out text"
     print(f"done: {folder}, {measured}")

@@ -10,7 +10,7 @@ from dape.errors import UsageError
 from dape.evaluation.perplexity import Subject
 from dape.files import cache_folder
 from dape.provenance import provenance
-from dape.training.run import CONFIG, RunConfig
+from dape.training.run import CONFIG, RunConfig, run_folder
 
 if TYPE_CHECKING:
     from dape.training.checkpoint import Description
@@ -50,11 +50,6 @@ def open_text(spec: str, tokenizer: str, fingerprint: str) -> Corpus:
         return open_data(spec)
     key = f"{digest(expand(spec).items)[:12]}-{fingerprint[:12]}"
     return open_data(spec, out=cache_folder() / f"text-{key}", tokenizer=tokenizer)
-
-
-def run_folder(checkpoint: Path) -> Path:
-    """The run that a checkpoint belongs to."""
-    return checkpoint.resolve().parent.parent
 
 
 def subject_of(where: Path, description: "Description", corpus: Corpus) -> Subject:

@@ -58,6 +58,11 @@ class RunConfig:
             )
 
 
+def run_folder(checkpoint: Path) -> Path:
+    """The run that a checkpoint belongs to."""
+    return checkpoint.resolve().parent.parent
+
+
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Old and new value of everything that touches the weights and is not the same; files turn tuples into lists."""
     old, new = (json.loads(json.dumps(settings)) for settings in (old, new))

@@ -197,8 +197,8 @@ def test_recall_from_pairs_to_table(here, capsys):
     text = Path("out/table.md").read_text()
     assert "Tuned at 50 tokens:" in text and "| map-kerple |" in text and "points of accuracy" in text
     assert Path("out/curves.png").stat().st_size > 10_000
-    said = capsys.readouterr().err
-    assert "accuracy 25:" in said and said.count("has not learned the task: 0% at its own length, 25") == 2
+    said = capsys.readouterr()
+    assert "accuracy 25:" in said.err and said.out.count("has not learned the task: 0% at its own length, 25") == 2
     assert "base-seed1 has not learned" in text
 
 
