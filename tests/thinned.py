@@ -1,10 +1,18 @@
 """Products of parameters that would take minutes: a share of them in the fast tier, the others in the slow one."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+
+
+def few(count: int, values: Iterable[Any]) -> list[Any]:
+    """Values, or rows of them, of which ``count`` from all over the list are not slow."""
+    every = list(values)
+    fast = {place * len(every) // count for place in range(count)}
+    rows = (value if isinstance(value, tuple) else (value,) for value in every)
+    return [pytest.param(*row, marks=() if n in fast else pytest.mark.slow) for n, row in enumerate(rows)]
 
 
 def thinned(share: int, *columns: Sequence[Any]) -> list[Any]:

@@ -12,6 +12,7 @@ import sys
 import typing
 
 import pytest
+from tests.thinned import few
 
 import dape
 from dape.cli import app, commands, main
@@ -31,7 +32,10 @@ def test_console_script_is_main():
 
 @pytest.mark.parametrize(
     "argv",
-    ["--version", "--help", "list", "list --json", "list --help", "bench --help", "bench attention --help", "lst"],
+    few(
+        3,
+        ["--version", "--help", "list", "list --json", "list --help", "bench --help", "bench attention --help", "lst"],
+    ),
 )
 def test_torch_is_not_imported(argv):
     code = (

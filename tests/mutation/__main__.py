@@ -255,6 +255,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[""], help="of the drawn ones, those that have one of these texts")
     given = parser.parse_args()
     print(f"# -n {given.n} --seed {given.seed}", flush=True)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in tests/conftest.py, which comes after torch here
     for name in LOADED:
         importlib.import_module(name)
     chosen = {package: drawn(package, given.n, given.seed, given.only) for package in given.packages}
