@@ -136,6 +136,12 @@ def test_blocks_begin_beyond_a_matrix_of_a_quarter_of_a_million(keys, kernel):
     assert operator.choose(q, k, k, dape.Grid.of_length(256, keys, causal=True), None, "auto").kernel == kernel
 
 
+@pytest.mark.parametrize("impl", ["auto", "reference", "blocked"])
+def test_attention_is_causal_unless_asked(impl):
+    inputs, pe = draw(), make("kerple")
+    assert torch.equal(dape.attention(*inputs, pe, impl=impl), dape.attention(*inputs, pe, impl=impl, causal=True))
+
+
 @pytest.mark.parametrize(("width", "kernel"), [(31, "bias tiles"), (32, "whole matrix")])
 def test_heads_of_32_are_wide(width, kernel):
     pe = dape.build("fire", num_heads=2, head_dim=width, train_length=16)

@@ -139,6 +139,18 @@ def test_autocast_does_not_reach_inside(name, impl, three_workers, tile_bytes):
     assert half.dtype == torch.bfloat16
 
 
+def test_workers_of_the_backward_pass_are_limited(three_workers, tile_bytes, monkeypatch):
+    tile_bytes(4096)
+    monkeypatch.setattr(tiles, "MAX_BACKWARD_WORKERS", 2)
+    counts, right = [], tiles.run_shares
+    monkeypatch.setattr(
+        tiles, "run_shares", lambda work, shares, **at: counts.append(len(shares)) or right(work, shares, **at)
+    )
+    pe, inputs = make("dape-kerple", 64)
+    dape.attention(*inputs, pe, impl="blocked").sum().backward()
+    assert counts == [3, 2]
+
+
 @pytest.mark.parametrize(("batch", "queries"), [(1, 2), (1, 40), (9, 13)])
 @pytest.mark.parametrize("impl", ["blocked", "fused"])
 @pytest.mark.parametrize("name", ["kerple-power", "dape-kerple-power"])
