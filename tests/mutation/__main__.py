@@ -81,7 +81,7 @@ def stages(path: str) -> list[list[str]]:
         ("compiled_square[dape", "compiled_rows or compiled_any") if "fused" in path else ("test_square[dape", "items")
     )
     if stem == "row_blocks":
-        few = "test_square[cope or test_square[transformer-xl"
+        few = "test_square[cope or test_square[transformer-xl or rows_before_the_first_key"
     situations = f"{more} or situations[dape-fire or situations[dape-kerple"
     asked = ([f"{OPS}equivalence.py", "-k", names] for names in (few, situations))
     return [stage for stage in (next(asked), near, next(asked)) if stage]
