@@ -13,7 +13,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz sanitize crash mutants lint audit format clean
+.PHONY: help setup demo test test-slow test-all fuzz sanitize crash mutants lint audit format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,8 +26,10 @@ demo: $(READY)  ## train seven encodings short, test them long (minutes; into ru
 test: $(READY)  ## fast tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-test-all: $(READY)  ## fast, slow and torch.compile tests
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+test-slow: $(READY)  ## what make test leaves out: slow and torch.compile tests
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "(slow or compile) and not gpu" $(ARGS)
+
+test-all: test test-slow  ## fast, slow and torch.compile tests
 
 fuzz: $(READY)  ## random calls, damaged files and command lines; CASES=20000 for a long run, SEED=1 to repeat one
 	@echo "The same cases again: make fuzz CASES=$(CASES) SEED=$(SEED)"

@@ -1,6 +1,12 @@
+import os
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+
+# Where workers of pytest-xdist share the cores, threads that wait for each other would keep them busy with waiting: the
+# tests of several threads take four times as long. OpenMP reads it when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 
 from dape.experiments import worker

@@ -19,7 +19,11 @@ SAYS = {
 NEEDS = {"03_hugging_face": "transformers", "04_adapter": "transformers", "05_harness": "lm_eval"}
 
 
-@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem in NEEDS else ()) for path in EXAMPLES],
+    ids=lambda path: path.stem,
+)
 def test_example_runs(script, tmp_path):
     needed = NEEDS.get(script.stem)
     if needed is not None and importlib.util.find_spec(needed) is None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.thinned import few
 
 import dape
 from dape.cli import app, commands, main
@@ -30,7 +31,10 @@ def test_console_script_is_main():
 
 @pytest.mark.parametrize(
     "argv",
-    ["--version", "--help", "list", "list --json", "list --help", "bench --help", "bench attention --help", "lst"],
+    few(
+        3,
+        ["--version", "--help", "list", "list --json", "list --help", "bench --help", "bench attention --help", "lst"],
+    ),
 )
 def test_torch_is_not_imported(argv):
     code = (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.thinned import few
 
 from dape.actions import reproduce_time
 from dape.cli import main
@@ -117,6 +118,7 @@ def test_one_failure_does_not_stop_the_rest(here, monkeypatch, capsys):
     assert here[-1].startswith("dape-kerple-bias_only") and len(here) == 4
 
 
+@pytest.mark.slow
 def test_bias_maps(here, monkeypatch, capsys):
     monkeypatch.setattr("dape.actions.reproduce.MAP_LENGTHS", (512, 1024))
     reproduce("bias-maps", "--data", "words.txt", "--out", "maps")
@@ -153,7 +155,7 @@ def test_the_list(capsys):
     assert all(id in told for id in EXPERIMENTS) and all(f"--scale {name}" in told for name in scales.SCALES)
 
 
-@pytest.mark.parametrize("id", EXPERIMENTS)
+@pytest.mark.parametrize("id", few(3, EXPERIMENTS))
 def test_a_dry_run_creates_nothing(id, capsys):
     before = sorted(Path().iterdir())
     reproduce(id, "--scale", "paper", "--dry-run")

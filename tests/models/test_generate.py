@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.thinned import few
 
 from dape.models.cache import Cache
 from dape.models.config import DecoderConfig
@@ -44,7 +45,7 @@ def prompt() -> torch.Tensor:
 # The cache -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(12, NAMES))
 def test_cached_equals_uncached_beyond_the_training_length(name, prompt):
     options = {"encoding_options": {"scale": 4.0}} if stretches(name) else {}
     model = tiny(name, **options)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dape
-from dape.positional.base import RelativeBias, asymmetric_distance, closed_form, require_positive
+from dape.positional.base import RelativeBias, asymmetric_distance, closed_form, project_, require_positive
 
 
 def tensors(dtype=torch.float32):
@@ -71,6 +71,15 @@ def test_project_reaches_wrapped_encodings(make):
         pe.base.base.r1.fill_(-3.0)
     pe.project_()
     torch.testing.assert_close(pe.base.base.r1.detach(), torch.full((4,), 0.01))
+
+
+def test_every_encoding_of_a_model_is_projected(make):
+    layers = torch.nn.ModuleList([make("kerple"), make("kerple")])
+    with torch.no_grad():
+        for layer in layers:
+            layer.r1.fill_(-3.0)
+    project_(layers)
+    assert all((layer.r1 > 0).all() for layer in layers)
 
 
 @pytest.mark.parametrize(

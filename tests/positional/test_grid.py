@@ -170,6 +170,12 @@ def test_indices_of_any_width_are_held_in_64_bits(dtype):
         Grid(q_index=torch.zeros(3), k_index=k, causal=True)
 
 
+def test_a_range_of_lags_is_listed_whole_where_it_is_short():
+    positions = torch.tensor([0, 1, 4])
+    lags, _ = Grid.at(positions, positions, causal=False).lag_table()
+    assert lags.tolist() == list(range(-4, 5))
+
+
 def test_a_gap_costs_no_more_entries_than_there_are_cells():
     grid = Grid.at(torch.tensor([0, 10**12]), torch.tensor([0, 1, 10**12]), causal=False)
     lags, index = grid.lag_table()

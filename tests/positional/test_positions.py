@@ -114,5 +114,9 @@ def test_only_integers_are_positions(values):
     require_integers("q_pos", torch.ones(2, dtype=torch.uint8))
 
 
+def test_a_draw_of_one_position_reads_the_only_lag():
+    assert draw_positions(1, pool=8).lag(torch.zeros(1, 1, dtype=torch.int64)).tolist() == [[0]]
+
+
 def test_no_positions_are_covered_by_any_draw():
     assert draw_positions(0, pool=8).position(torch.arange(0)).shape == (0,)

@@ -126,6 +126,11 @@ def test_embedding_beyond_a_draw_is_refused(make):
         make("randomized-sinusoidal").draw(4).embed(torch.zeros(6, 32), torch.arange(6))
 
 
+def test_a_drawn_encoding_still_draws_both_sides(make):
+    again = make("randomized-alibi", both_sides=True).draw(9).draw(9, seeded(1)).fixed_draw
+    assert not torch.equal(again.past, again.future)
+
+
 def test_both_sides_is_off_unless_asked(make):
     draw = make("randomized-alibi").draw(9).fixed_draw
     assert torch.equal(draw.past, draw.future)

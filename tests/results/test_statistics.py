@@ -13,6 +13,7 @@ import scipy.stats
 from dape.results.paper import load
 from dape.results.records import Row
 from dape.results.statistics import (
+    Comparison,
     Summary,
     arrange,
     base_of,
@@ -285,6 +286,7 @@ def test_log_summary_is_that_of_a_log_normal():
     [
         ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
         ([0.5, 0.9], [1.0, 1.0]),
+        ([0.7, 0.8], [1.0, 1.0]),
         ([0.02, None, 0.01], [0.02, None, 0.02]),
         ([], []),
         ([None], [None]),
@@ -313,6 +315,13 @@ def test_bootstrap_equals_every_possible_draw():
     gaps = np.subtract(ours, theirs)
     means = [np.mean(draw) for draw in itertools.product(gaps, repeat=4)]
     assert bootstrap_gap(ours, theirs, resamples=50_000) == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.13)
+
+
+def test_bootstrap_of_many_windows_is_drawn_in_parts_that_make_one_draw():
+    gaps = np.random.default_rng(3).normal(size=2**21)  # two resamples at a time
+    drawn = np.random.default_rng(0).integers(len(gaps), size=(3, len(gaps)))
+    expected = np.quantile(gaps[drawn].mean(axis=1), [0.025, 0.975])
+    assert bootstrap_gap(gaps, np.zeros_like(gaps), resamples=3) == pytest.approx(expected)
 
 
 def test_bootstrap_agrees_with_the_normal_interval_for_many_windows():
@@ -418,6 +427,14 @@ def test_infinite_perplexity_is_not_tested(ours, theirs, gap, ratio):
     (found,) = compare(arrange(pair({0: ours, 1: 4.0}, {0: theirs, 1: 4.1})))
     assert (found.gap_nll, found.ratio) == pytest.approx((gap, ratio), nan_ok=True)
     assert (found.p, found.ci, found.note) == (None, None, "a perplexity is infinite or not a number")
+
+
+@pytest.mark.parametrize(
+    ("gap", "ratio"), [(699.9, math.exp(699.9)), (700.0, math.inf), (700.5, math.inf), (math.nan, math.nan)]
+)
+def test_a_ratio_too_large_for_a_number_is_infinite(gap, ratio):
+    found = Comparison(method="a", base="b", length=1, n=1, gap_nll=gap)
+    assert found.ratio == pytest.approx(ratio, nan_ok=True)
 
 
 def test_equal_differences_are_not_tested():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.thinned import few
 
 from dape.data.corpora import open_data
 from dape.data.store import Corpus
@@ -127,7 +128,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(4, KINDS))
 def test_the_curve_is_what_it_was(kind, tmp_path):
     expected = json.loads(CURVES.read_text(encoding="utf-8"))[kind]
     # Other processors sum in another order; 20 steps carry that on.

@@ -117,6 +117,7 @@ def unbroken(start, tmp_path, request) -> Path:
 SIX_STEPS = ("--encoding", "dape-kerple", "--steps", "6", "--save-every", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbroken", [SIX_STEPS], indirect=True)
 def test_killed_during_steps_and_saves(start, unbroken, tmp_path, saved, same_bits):
     """Twice: in the middle of a save, then between saves."""

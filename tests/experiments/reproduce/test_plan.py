@@ -201,6 +201,7 @@ def test_cost_of_the_papers_main_table():
     assert cost_of(find("seeds"), SCALES["paper"], seeds=1).flops == pytest.approx(cost.flops / 3)
 
 
+@pytest.mark.slow
 def test_cost_of_small_scales_is_about_an_hour():
     for experiment in LANGUAGE:
         minutes = cost_of(experiment, SCALES["cpu"], seeds=experiment.seeds).flops / 50e9 / 60

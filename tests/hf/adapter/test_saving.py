@@ -50,6 +50,7 @@ def test_saved_and_loaded_without_rotation(kind, tokens, tmp_path):
     assert (kept(tokens).logits - expected).abs().max() > 1e-4
 
 
+@pytest.mark.slow
 def test_loaded_in_a_new_process(tokens, tmp_path):
     model = extend(make("llama"), "dape-kerple")
     shake(model)

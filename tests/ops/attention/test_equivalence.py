@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.thinned import few, thinned
 from torch import Tensor
 
 import dape
@@ -88,8 +89,10 @@ def assert_equivalent(label: str, inputs: Inputs, *, impl: str = "blocked", **ca
     return expected
 
 
-@pytest.mark.parametrize("t", [1, 2, 7, 64, 129])
-@pytest.mark.parametrize(("label", "causal"), CASES)
+SIZES = [1, 2, 7, 64, 129]
+
+
+@pytest.mark.parametrize(("label", "causal", "t"), thinned(len(SIZES), CASES, SIZES))
 def test_square(label, causal, t, tile_bytes):
     tile_bytes(4096)
     assert_equivalent(label, draw(t, batch=1 if t > 64 else 2), causal=causal)
@@ -157,9 +160,9 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize(
-    ("label", "causal"), [case for labels in KERNELS.values() for case in CASES if case[0] in labels]
+    ("label", "causal", "situation"),
+    thinned(4, [case for labels in KERNELS.values() for case in CASES if case[0] in labels], [*SITUATIONS]),
 )
 def test_situations(label, causal, situation, tile_bytes):
     tile_bytes(4096)
@@ -210,7 +213,7 @@ def rows_at_a_kink(pe: PositionalEncoding, inputs: Inputs, **call) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize(("label", "causal"), CASES)
+@pytest.mark.parametrize(("label", "causal"), few(13, CASES))
 def test_float32(label, causal, tile_bytes):
     tile_bytes(4096)
     assert_near(label, draw(129, batch=1), impl="blocked", causal=causal)
@@ -257,8 +260,7 @@ def compiled(monkeypatch):
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("t", [1, 2, 7, 64, 129])
-@pytest.mark.parametrize(("label", "causal"), COMPILED)
+@pytest.mark.parametrize(("label", "causal", "t"), thinned(len(SIZES), COMPILED, SIZES))
 def test_compiled_square(label, causal, t):
     assert_near(label, draw(t, batch=1 if t > 64 else 2), impl="fused", causal=causal)
 
@@ -267,10 +269,14 @@ ALWAYS, NEVER = 0, 1 << 40  # threads take whole items and lay them out themselv
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("many_items", [ALWAYS, NEVER])
-@pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize(
-    ("label", "causal"), [case for case in COMPILED if case[0] in {*KERNELS["lag tables"], *KERNELS["bias tiles"]}]
+    ("label", "causal", "situation", "many_items"),
+    thinned(
+        5,
+        [case for case in COMPILED if case[0] in {*KERNELS["lag tables"], *KERNELS["bias tiles"]}],
+        [*SITUATIONS],
+        [ALWAYS, NEVER],
+    ),
 )
 def test_compiled_situations(label, causal, situation, many_items, monkeypatch):
     monkeypatch.setattr(run, "MANY_ITEMS", many_items)
@@ -285,7 +291,7 @@ def test_compiled_rows_of_whole_vectors_and_one_key(length, causal):
     assert_near("dape-fire", different_for_each_item(length), impl="fused", causal=causal)
 
 
-@settings(deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, derandomize=True, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_compiled_any_shape(compiled, monkeypatch, data):
     monkeypatch.setattr(run, "MANY_ITEMS", data.draw(st.sampled_from([ALWAYS, NEVER])))
@@ -369,10 +375,16 @@ def assert_same_weights_in_both_passes(impl: str, label: str, queries: int, size
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("label", ["kerple", "dape-kerple concat_residual", "dape-fire"])
-@pytest.mark.parametrize("size", [1.0, 3e4, 1e6, 1e8])
-@pytest.mark.parametrize("queries", [1, 5, 8, 9, 75])
-@pytest.mark.parametrize(("impl", "many_items"), [("blocked", NEVER), ("fused", ALWAYS), ("fused", NEVER)])
+@pytest.mark.parametrize(
+    ("impl", "many_items", "queries", "size", "label"),
+    thinned(
+        4,
+        [("blocked", NEVER), ("fused", ALWAYS), ("fused", NEVER)],
+        [1, 5, 8, 9, 75],
+        [1.0, 3e4, 1e6, 1e8],
+        ["kerple", "dape-kerple concat_residual", "dape-fire"],
+    ),
+)
 def test_both_passes_have_the_same_weights(impl, many_items, queries, size, label, monkeypatch, tile_bytes):
     monkeypatch.setattr(run, "MANY_ITEMS", many_items)
     tile_bytes(4096)

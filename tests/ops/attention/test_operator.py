@@ -131,6 +131,25 @@ def test_many_cells_without_closed_form_are_computed_in_blocks(monkeypatch):
     assert dape.attention(*inputs, pe, explain=True)[1].kernel == "row blocks"
 
 
+@pytest.mark.parametrize(("keys", "kernel"), [(256, "whole matrix"), (257, "row blocks")])
+def test_blocks_begin_beyond_a_matrix_of_a_quarter_of_a_million(keys, kernel):
+    q, k = (torch.empty(1).expand(1, 4, length, 8) for length in (256, keys))
+    assert operator.choose(q, k, k, dape.Grid.of_length(256, keys, causal=True), None, "auto").kernel == kernel
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference", "blocked"])
+def test_attention_is_causal_unless_asked(impl):
+    inputs, pe = draw(), make("kerple")
+    assert torch.equal(dape.attention(*inputs, pe, impl=impl), dape.attention(*inputs, pe, impl=impl, causal=True))
+
+
+@pytest.mark.parametrize(("width", "kernel"), [(31, "bias tiles"), (32, "whole matrix")])
+def test_heads_of_32_are_wide(width, kernel):
+    pe = dape.build("fire", num_heads=2, head_dim=width, train_length=16)
+    inputs = [torch.randn(1, 2, 9, width) for _ in range(3)]
+    assert dape.attention(*inputs, pe, causal=False, explain=True)[1].kernel == kernel
+
+
 # PyTorch's fused attention -------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dape
 from dape.ops.attention import lag_tables, tiles
+from dape.ops.attention.fused.available import why_not_compiled
 
 HEADS, WIDTH = 4, 4
 
@@ -136,6 +137,38 @@ def test_autocast_does_not_reach_inside(name, impl, three_workers, tile_bytes):
         half = dape.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), pe, impl=impl)
     assert out.dtype == torch.float32 and torch.equal(out, expected)
     assert half.dtype == torch.bfloat16
+
+
+def test_workers_of_the_backward_pass_are_limited(three_workers, tile_bytes, monkeypatch):
+    tile_bytes(4096)
+    monkeypatch.setattr(tiles, "MAX_BACKWARD_WORKERS", 2)
+    counts, right = [], tiles.run_shares
+    monkeypatch.setattr(
+        tiles, "run_shares", lambda work, shares, **at: counts.append(len(shares)) or right(work, shares, **at)
+    )
+    pe, inputs = make("dape-kerple", 64)
+    dape.attention(*inputs, pe, impl="blocked").sum().backward()
+    assert counts == [3, 2]
+
+
+@pytest.mark.parametrize(("batch", "queries"), [(1, 2), (1, 40), (9, 13)])
+@pytest.mark.parametrize("impl", ["blocked", "fused"])
+@pytest.mark.parametrize("name", ["kerple-power", "dape-kerple-power"])
+def test_one_key_with_all_the_weight_leaves_no_gradient(name, impl, batch, queries):
+    """B is -1e7 even at the nearest key, and a residue of 1e-7 in its logit's gradient would be one of 1 in r1's."""
+    if impl == "fused" and (why := why_not_compiled(torch.empty(0))):
+        pytest.skip(why)
+    keys = 70
+    torch.manual_seed(0)
+    pe = dape.build(name, num_heads=HEADS, head_dim=16, train_length=16)
+    with torch.no_grad():
+        base = getattr(pe, "base", pe)
+        base.r1.fill_(2.0)
+        base.r2.fill_(1.5)
+    q, k, v, towards = (torch.randn(batch, HEADS, n, 16) for n in (queries, keys, keys, queries))
+    positions = {"q_pos": 32768 + torch.arange(queries), "k_pos": torch.arange(keys)}
+    dape.attention(q, k, v, pe, impl=impl, **positions).backward(towards)
+    assert all(p.grad is not None and not p.grad.any() for p in pe.parameters())
 
 
 @pytest.mark.parametrize("name", ["kerple", "dape-kerple", "dape-fire"])

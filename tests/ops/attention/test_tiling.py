@@ -104,6 +104,21 @@ def test_default_budget_is_the_cache_share(monkeypatch):
     assert [t.rows for t in plan_tiles(**plan)] == [MIN_ROWS] * 4
 
 
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [({3: "32768K", 2: "512K"}, 32 << 20), ({2: "512K"}, 512 << 10), ({3: "?", 2: "1K"}, 1 << 10)],
+)
+def test_the_last_level_of_the_cache_that_the_system_tells(sizes, expected, monkeypatch):
+    def read_text(path) -> str:
+        level = int(path.parent.name.removeprefix("index"))
+        if level not in sizes:
+            raise FileNotFoundError(path)
+        return f"{sizes[level]}\n"
+
+    monkeypatch.setattr(tiling.Path, "read_text", read_text)
+    assert tiling.last_level_cache() == expected
+
+
 def test_cache_share_is_a_sensible_number_of_bytes():
     assert 1 << 20 <= tiling.cache_share() <= 8 << 20
 

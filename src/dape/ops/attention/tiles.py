@@ -292,6 +292,8 @@ class Outcome:
     delta: list[Float[Tensor, "h i q 1"]]
     """Per row the sum of d_out * out, which the softmax subtracts."""
     top: list[Float[Tensor, "h i q 1"]]
+    total: list[Float[Tensor, "h i q 1"]]
+    """Per row the sum of its weights."""
 
 
 def run_backward(
@@ -301,7 +303,7 @@ def run_backward(
     top, total = softmax.split(1, dim=-1)
     grad = grad.to(call.dtype) / total
     delta = (grad * out.to(call.dtype)).sum(-1, keepdim=True)
-    outcome = Outcome(*(call.reversed_parts(x) for x in (grad, delta, top)))
+    outcome = Outcome(*(call.reversed_parts(x) for x in (grad, delta, top, total)))
     dq = torch.empty(call.batch, call.heads, call.queries, call.width, dtype=call.dtype, device=call.device)
 
     def work(tiles: Sequence[Tile]) -> Gradients:
@@ -357,6 +359,10 @@ def _backward_strip(
     call.logits(scores, hidden, terms, strip, into=weights).sub_(call.rows_of(outcome.top, strip)).exp2_()
     on_cells(d_logits, strip).sub_(call.rows_of(outcome.delta, strip))
     d_logits.mul_(weights)
+    # A row's gradients add up to 0. What rounding leaves of that (1e-7, where the whole weight is on one key)
+    # would be multiplied by a bias that may be 1e7.
+    rest = on_cells(d_logits, strip).sum(-1, keepdim=True).div_(call.rows_of(outcome.total, strip))
+    on_cells(d_logits, strip).addcmul_(on_cells(weights, strip), rest, value=-1)
     if call.mixer is None or sums.mixer is None or hidden is None:
         sums.terms.add_tile(strip, terms, on_cells(d_logits, strip), None)
         return

@@ -623,11 +623,16 @@ void backward_chunk(const Call& c, const Backward& g, const Shape& s, long b, lo
     const long at = r * BLOCK;
     mix(c, s, b, i + r, key, width, S + at, p.H + at, h_row, P + at);
     for (long h = 0; h < c.heads; h++) {
-      const float top = *number(c.softmax, b, h, i + r), delta = *number(g.delta, b, h, i + r);
+      const float* softmax = number(c.softmax, b, h, i + r);
+      const float top = softmax[0], delta = *number(g.delta, b, h, i + r);
+      // A sum of 1 is one key with all the weight: its gradient is 0. What rounding leaves of dO v - delta there (1e-7)
+      // would be multiplied by a bias that may be 1e7.
+      const float most_weight = softmax[1] == 1.0f ? 1.0f : INFINITY;
       for (long n = at + h * s.plane; n < at + h * s.plane + width; n += LANES) {
         const Vec w = power_of_2(load(P + n) - top);
         store(P + n, w);
-        store(G + n, w * (load(G + n) - delta));
+        const Vec d = load(G + n) - delta;
+        store(G + n, w == most_weight ? d - d : w * d);  // NaN stays NaN
       }
     }
     if (g.d_fixed) add_terms(c.fixed, sums.fixed, c.heads, b, i + r, key, width, G + at, s.plane);
