@@ -1,5 +1,6 @@
 """The walk in CONTRIBUTING.md is true."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -7,14 +8,16 @@ import pytest
 import torch
 
 import dape
+from dape.actions.running import run_all
 from dape.positional import catalogue
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
 @pytest.fixture
 def inverse(monkeypatch) -> type[dape.RelativeBias]:
-    code, line = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    code, line, *_ = BLOCKS
     namespace: dict = {}
     exec(code, namespace)
     entry = eval(line.strip(), {"Entry": dape.Entry})
@@ -38,4 +41,25 @@ def test_its_wraps_exist_and_run(inverse, name):
 def test_the_files_it_names_exist(inverse):
     root = Path(__file__).parents[1]
     for path in re.findall(r"`((?:src|tests)/[\w/.]+)`", TEXT):
-        assert (root / path).exists() or "inverse" in path, path
+        assert (root / path).exists() or "inverse" in path or "untrained" in path, path
+
+
+def test_the_example_experiment_runs_and_goes_on(tmp_path, monkeypatch, capsys):
+    """In processes of their own, as a user's would."""
+    code, line = BLOCKS[2:]
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "example_untrained.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path / "package")
+    kind, target = (word.strip().strip('"') for word in line.split(": "))
+    # A worker imports the catalogue afresh: the line is put into it there too.
+    site = "from dape.experiments import catalogue\n"
+    site += f"catalogue.JOBS[{kind!r}] = {target.replace('dape.experiments.untrained', 'example_untrained')!r}\n"
+    (tmp_path / "package" / "sitecustomize.py").write_text(site)
+    module = importlib.import_module("example_untrained")
+    plan = module.Untrained(out=tmp_path / "out", methods=("rope", "alibi"), seeds=2)
+    plan.begin()
+    assert run_all(plan, jobs=2) == {}
+    rows = plan.collect()
+    assert len(rows) == 8 and all(5 < row.value < 6 for row in rows)  # ln 256 is 5.5
+    assert "rope-seed0  nll 64: 5." in capsys.readouterr().err
+    assert run_all(plan) == {} and plan.collect() == rows

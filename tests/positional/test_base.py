@@ -79,7 +79,7 @@ def test_every_encoding_of_a_model_is_projected(make):
         for layer in layers:
             layer.r1.fill_(-3.0)
     project_(layers)
-    assert all((layer.r1 > 0).all() for layer in layers)
+    assert all((layer.get_parameter("r1") > 0).all() for layer in layers)
 
 
 @pytest.mark.parametrize(

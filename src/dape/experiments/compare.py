@@ -15,7 +15,6 @@ from dape.evaluation.config import EvalConfig
 from dape.experiments.grid import Effort, Experiment, changes, relative_data, saved_settings, united
 from dape.experiments.language import LanguageModelJob, language_effort, language_settings
 from dape.models.config import DecoderConfig
-from dape.results.records import Row
 from dape.training.config import TrainConfig
 from dape.training.run import FREE_TO_CHANGE, RunConfig
 
@@ -66,9 +65,6 @@ class Comparison(Experiment[Run]):
 
     def effort(self, run: Run) -> Effort:
         return language_effort(self.model, self.train, self.evaluation)
-
-    def found(self, rows: list[Row]) -> str:
-        return "perplexity " + " ".join(f"{row.length}: {row.value:.4g}" for row in rows)
 
     def axes(self) -> dict[str, int]:
         return {"encoding": len(self.methods), "seed": self.seeds}

@@ -78,19 +78,20 @@ class Experiment(ABC, Generic[R]):
         """What the worker is to do."""
 
     @abstractmethod
-    def effort(self, run: R) -> Effort: ...
-
-    @abstractmethod
     def shared_settings(self) -> dict[str, Any]:
         """What must not change within a folder, by section or by name."""
 
-    @abstractmethod
+    def effort(self, run: R) -> Effort:
+        """How the time that is left is told. Without it, runs count as equal and as done when they are finished."""
+        return Effort(0, 0.0, {})
+
     def growing_settings(self, known: Mapping[str, Any]) -> dict[str, Any]:
         """What may be added to, united with what is known already."""
+        return {}
 
-    @abstractmethod
     def found(self, rows: list[Row]) -> str:
         """What a run has found, in a few words."""
+        return f"{rows[0].metric} " + " ".join(f"{row.length}: {row.value:.4g}" for row in rows)
 
     # What it says before it begins -----------------------------------------------------------------------------------
 
@@ -134,7 +135,8 @@ class Experiment(ABC, Generic[R]):
         if "total" in now:
             tested += effort.tests.get(now["length"], 0.0) * now.get("done", 0) / now["total"]
         done = BACKWARD * effort.step * self.last_metrics(run).get("step", 0) + tested
-        return min(done / (BACKWARD * effort.step * effort.steps + sum(effort.tests.values())), 0.999)
+        whole = BACKWARD * effort.step * effort.steps + sum(effort.tests.values())
+        return min(done / whole, 0.999) if whole else 0.0
 
     def last_metrics(self, run: R) -> dict[str, Any]:
         """Step, loss and whatever else was logged last."""

@@ -23,7 +23,7 @@ from dape.experiments.reproduce.scales import Scale
 from dape.files import new_folder, write_text
 from dape.models.config import DecoderConfig
 from dape.reading import as_record
-from dape.results.records import Row, read_rows, rows_text
+from dape.results.records import read_rows, rows_text
 from dape.training.run import RunConfig
 
 SETTINGS = "reproduce.yaml"
@@ -112,9 +112,6 @@ class Reproduction(Experiment[Trial]):
         train = self.scale.train(run.size, run.train_length)
         evaluation = self.scale.evaluation(self.experiment, run.train_length)
         return language_effort(self.scale.model(run.size, run.train_length), train, evaluation)
-
-    def found(self, rows: list[Row]) -> str:
-        return "perplexity " + " ".join(f"{row.length}: {row.value:.4g}" for row in rows)
 
     def introduction(self) -> list[str]:
         experiment = self.experiment
