@@ -13,7 +13,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all fuzz sanitize crash mutants lint audit format clean
+.PHONY: help setup demo test test-slow test-all wheel fuzz sanitize crash mutants lint audit format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,13 +23,19 @@ setup: $(READY)  ## create .venv with the tested versions
 demo: $(READY)  ## train seven encodings short, test them long (minutes; into runs/compare)
 	$(BIN)/dape compare
 
-test: $(READY)  ## fast tests
+test: $(READY)  ## fast tests, 6 minutes on two cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-slow: $(READY)  ## what make test leaves out: slow and torch.compile tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "(slow or compile) and not gpu" $(ARGS)
 
 test-all: test test-slow  ## fast, slow and torch.compile tests
+
+wheel: $(READY)  ## build the wheel, and use it apart from the sources: presets, tables, kernel, report
+	rm -rf dist build/wheel
+	$(BIN)/python -m pip wheel -q --no-deps -w dist .
+	$(BIN)/python -m pip install -q --no-deps --target build/wheel dist/*.whl
+	cd build && PYTHONPATH=wheel ../$(BIN)/python ../tests/wheel.py
 
 fuzz: $(READY)  ## random calls, damaged files and command lines; CASES=20000 for a long run, SEED=1 to repeat one
 	@echo "The same cases again: make fuzz CASES=$(CASES) SEED=$(SEED)"
