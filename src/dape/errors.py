@@ -2,4 +2,4 @@
 
 
 class UsageError(ValueError):
-    """What was asked for cannot be meant: the command line answers with this message and exit code 2."""
+    """Invalid arguments: the command line answers with this message and exit code 2."""

@@ -1,9 +1,11 @@
 """Result rows as JSON Lines: nothing is lost on the way, and a crash costs at most the line it cut off."""
 
 import errno
+import importlib
 import json
 import math
 import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -200,3 +202,11 @@ def test_any_other_bad_line_is_refused_with_its_number(tmp_path, line, why):
     path.write_text(f"{PLAIN.as_json()}\n\n{line}\n{FULL.as_json()}\n")
     with pytest.raises(ValueError, match=rf"results\.jsonl, line 3: .*{why}"):
         read_rows(path)
+
+
+@pytest.mark.parametrize(("old", "name"), [("dape.paper", "load"), ("dape.evaluation.records", "read_rows")])
+def test_old_names_warn_and_work(old, name):
+    sys.modules.pop(old, None)
+    with pytest.warns(DeprecationWarning, match="has moved to dape.results"):
+        module = importlib.import_module(old)
+    assert callable(getattr(module, name))

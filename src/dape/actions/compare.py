@@ -73,7 +73,7 @@ def compare(
         What was found: ``.rows``, ``.table()``, ``.figure()``, ``.frame()``, ``.failures``.
 
     Raises:
-        ValueError: for settings that cannot be meant, and for a folder that holds something else.
+        ValueError: for invalid settings, and for a folder that holds something else.
 
     Example::
 

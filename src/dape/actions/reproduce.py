@@ -79,7 +79,7 @@ def reproduce(id: str, *, executor: Executor | None = None, **options: Any) -> R
         What was found, with ``.claims``.
 
     Raises:
-        ValueError: for an experiment that is not known and for settings that cannot be meant.
+        ValueError: for an experiment that is not known and for invalid settings.
 
     Example::
 

@@ -83,7 +83,7 @@ def train(
         The run: ``.folder``, ``.step``, ``.finished``, ``.validation_loss``, ``.model()``, ``.metrics()``.
 
     Raises:
-        ValueError: for settings that cannot be meant or do not fit into memory, and for a folder with another run.
+        ValueError: for invalid settings, a model that does not fit into memory, and for a folder with another run.
 
     Example::
 

@@ -73,7 +73,7 @@ def run(config: CheBench) -> int:
 
 
 def checked(config: CheBench) -> CheBench:
-    """With full names of tasks; refuses what cannot be meant before anything slow is imported."""
+    """With full names of tasks; refuses invalid ones before anything slow is imported."""
     if config.quick:
         config = replace(config, tasks=("even_pairs", "duplicate_string", "solve_equation"), lengths=(20,))
     counts = ("batch", "width", "layers", "heads", "repeats", "warm_up", "threads")

@@ -25,7 +25,7 @@ def make_trunk(workload: Workload, length: int) -> DecoderLM:
 def make_trainees(
     trunk: DecoderLM, encodings: Sequence[str], depths: Sequence[int], workload: Workload, length: int
 ) -> dict[tuple[str, int], Trainee]:
-    """By encoding and depth. Depths of one encoding are neighbours, so that they meet the machine in one mood."""
+    """By encoding and depth. Depths of one encoding are timed next to each other, under equal load."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(workload.seed)
         models = {

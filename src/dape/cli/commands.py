@@ -3,7 +3,7 @@
 A command is a dataclass and a function: fields become flags, their docstrings the help of each flag, the class
 docstring the help of the command (first line: its summary). The function returns the exit code. Neither module may
 import torch at the top; ``dape --help`` reads them all. Check values in the function, not in ``__post_init__``, and
-raise :class:`dape.errors.UsageError` for those that cannot be meant.
+raise :class:`dape.errors.UsageError` for invalid ones.
 """
 
 import inspect

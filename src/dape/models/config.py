@@ -42,7 +42,7 @@ class DecoderConfig(OtherNames):
         return self.width // self.heads
 
     def check(self) -> None:
-        """Refuse sizes that cannot be meant; what an encoding thinks of its options shows when the model is built."""
+        """Raise UsageError on invalid sizes. Options of the encoding are checked when the model is built."""
         for name in ("layers", "width", "heads", "vocabulary", "train_length"):
             if getattr(self, name) < 1:
                 raise UsageError(f"`{self.written_as(name)}` must be at least 1, got {getattr(self, name)}")

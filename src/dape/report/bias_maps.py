@@ -290,7 +290,7 @@ def _lag_caption(maps: BiasMaps, stage: str) -> str:
     text += f"{'s' if samples > 1 else ''}, averaged over neighbouring lags; one scale per layer. "
     text += "Number: slope per unit of ln(lag); blue: local (falls), vermilion: anti-local (rises), grey: flat."
     if stage == "f" and samples > 1:
-        text += " text: the part of the variance that the text makes and not the lag."
+        text += " text: share of f's variance due to the text rather than the lag."
     if maps.facts["train_length"] < maps.facts["length"]:
         text += f" Dotted: training length ({maps.facts['train_length']})."
     return text

@@ -53,7 +53,7 @@ class TrainConfig:
     """Checkpoints to keep, newest first."""
 
     def check(self) -> None:
-        """Refuse what cannot be meant."""
+        """Raise UsageError on invalid settings."""
         for name in ("steps", "batch", "accumulate", "log_every", "keep"):
             if getattr(self, name) < 1:
                 raise UsageError(f"`{name}` must be at least 1, got {getattr(self, name)}")

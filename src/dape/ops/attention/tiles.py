@@ -30,7 +30,7 @@ MANY_PRODUCTS = 16
 SHORT_CALL = 1 << 23
 """Scores below which a call without f leaves threads to torch, inside of each operation (README.md, Threads)."""
 SHARES_PER_WORKER = 2
-"""Of a batch: a worker whose core is taken from it for a while leaves the rest to the others."""
+"""Of a batch: with extra shares, other workers finish what a preempted one has left."""
 MAX_BACKWARD_WORKERS = 16
 """Each worker of the backward pass sums its own gradients of k and v; more would cost more memory than they save."""
 _leaky_backward = torch.ops.aten.leaky_relu_backward.grad_input
