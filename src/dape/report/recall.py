@@ -33,7 +33,8 @@ def text_table(rows: Sequence[Row]) -> "RenderableType":
     first = rows[0]
     about = (
         f"{first.protocol}: {first.method}, step {first.step}, trained at {first.train_length}; {first.windows} texts "
-        f"per cell, {first.extra['filler']}\naccuracy per token of the answer, and the log-probability (nats) it gains when the text contains the answer"
+        f"per cell, {first.extra['filler']}\n"
+        "accuracy per token of the answer, and the log-probability (nats) it gains when the text contains the answer"
     )
     return Group(about, table)
 
