@@ -15,7 +15,8 @@ class Che(ChomskyOptions):
     """Algorithmic tasks, trained on lengths 1 to 40 and tested on 41 to 500: the Chomsky-hierarchy benchmark.
 
     Every task is trained with every method, learning rate and seed. The rate is picked by accuracy at lengths 1 to 40,
-    the score is the mean accuracy at greater lengths. Writes results.jsonl, table.md (beside the paper's numbers), lengths.png/.svg
+    the score is the mean accuracy at greater lengths. Writes results.jsonl, table.md (beside the paper's numbers),
+    lengths.png/.svg
     and scores.png/.svg into --out. What is finished is not done again: stop at any time and give the same command, or
     add tasks, methods and seeds. The paper's settings take days on a CPU; --budget plans less and says so.
     """
