@@ -225,7 +225,7 @@ def test_a_bomb_is_refused(tmp_path, monkeypatch, compression):
     path = tmp_path / f"bomb.txt{compression}"
     path.write_bytes(COMPRESS[compression](b"word " * 100_000))
     expected = (
-        rf"bomb.txt{compression}: [\d,]+ bytes that hold more than [\d,]+, over 200 times as much.*--max-expansion"
+        rf"bomb.txt{compression}: [\d,]+ bytes that hold more than [\d,]+, over 200 times as much.*`max_expansion`"
     )
     with pytest.raises(UsageError, match=expected):
         prepare([str(path)], tmp_path / "out", Options())

@@ -64,7 +64,7 @@ def test_every_epoch_has_each_window_once(stream_of, length):
     assert windows.windows_per_epoch == 400 // length
     epochs = windows.batch(0, 3 * windows.windows_per_epoch)[:, 0].reshape(3, -1)
     for epoch in epochs:
-        assert sorted(epoch) == list(range(0, windows.tokens_per_epoch, length))
+        assert sorted(epoch) == list(range(0, windows.windows_per_epoch * length, length))
     assert length == 400 or not (epochs[0] == epochs[1]).all()
 
 

@@ -33,14 +33,9 @@ from dape.cli import main
 from dape.cli.commands import COMMANDS
 
 WORK = [
-    "dape.bench.attention._measure",
-    "dape.bench.attention._verified",
-    "dape.bench.che._measure",
-    "dape.bench.decode._measure",
-    "dape.bench.kernels.compiled_for",
-    "dape.bench.model._measure",
-    "dape.bench.train._measure",
-    "dape.bench.train._verified",
+    "dape.bench.runner.Timed.carry_out",
+    "dape.bench.runner.Once.carry_out",
+    "dape.bench.runner.Begins.carry_out",
     "dape.experiments.chomsky_budget.time_method",
     "dape.doctor.run.examine",
     "dape.cli.extend._measured",

@@ -82,7 +82,7 @@ def test_one_window():
     alone = [head(1, 1, -1.0, "local", None)]
     found = sentences(make(samples=[{}], heads_summary=alone, layers=[1], heads=[1]))
     assert "the last query of 1 window of" in found[0]
-    assert "Input dependence needs at least 2 windows: --samples 2." in found
+    assert "Input dependence needs at least 2 windows." in found
     assert found[-1] == "The static bias B is local in 1 of 1 head."
     assert "| 1 | 1 | 0 | 0 | -1.000 | - |" in bias_summary(
         make(samples=[{}], heads_summary=alone, layers=[1], heads=[1])

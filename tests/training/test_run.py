@@ -44,7 +44,7 @@ ENDS = "train: {}\ndata: x\nthreads: 1"
     [
         ("model: {}", "has no train, data, threads"),
         (f"model: {{depth: 3}}\n{ENDS}", "model.'depth' is not known"),
-        (f"model: {{layers: 0}}\n{ENDS}", "model: --layers must be at least 1"),
+        (f"model: {{layers: 0}}\n{ENDS}", "model: `layers` must be at least 1"),
         (f"model: {{layers: 2.5}}\n{ENDS}", "model.layers: found 2.5, expected a whole number"),
         (f"model: {{layers: 1{'0' * 400}}}\n{ENDS}", "model.layers: found 1000.*0000, expected a whole number"),
         (f"model: 3\n{ENDS}", "model: found 3, expected a section"),

@@ -282,7 +282,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run(make_trainer, train, saved, s
         "batch 4 of seed 0",
         repr(beginning),
         "step-00000004",
-        "--lr (now 0.003)",
+        "`lr` (now 0.003)",
     ):
         assert part in words
     assert {path.name: path.exists() for path in checkpoints(trainer.folder / "checkpoints")} == dict.fromkeys(
