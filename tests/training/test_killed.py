@@ -147,7 +147,7 @@ def test_killed_during_steps_and_saves(start, unbroken, tmp_path, saved, same_bi
 def test_asked_to_stop(start, unbroken, tmp_path, saved, same_bits, number, code):
     folder = tmp_path / "stopped"
     argv = (*SIX_STEPS, "--encoding", "rope", "--save-every", "0")
-    child = start("stopped", *argv, before=SLOW_STEPS.format(seconds=0.1))
+    child = start("stopped", *argv, before=SLOW_STEPS.format(seconds=0.6))
     wait_for(lambda: steps_taken(folder) == 3, child)
     os.kill(child.pid, number)
     assert ended(child) == code

@@ -67,7 +67,7 @@ def launched(tables: bool) -> dict[str, torch.Tensor]:
     return verify._Example(a_class(tables=tables), ODD, 0).launched(CPU)
 
 
-@pytest.mark.parametrize("tables", [True, False])
+@pytest.mark.parametrize("tables", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tensor", TENSORS)
 def test_one_wrong_entry_of_any_tensor_is_found(tables, tensor, monkeypatch):
     """By 2% of the largest."""
