@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from dape.actions.model_folder import model_type
+from dape.actions.model_text import model_corpus
 from dape.cli.console import open_console
-from dape.cli.export import model_type, use_offline
-from dape.cli.model_text import model_corpus
+from dape.cli.offline import use_offline
 from dape.errors import UsageError
 from dape.extras import check_transformers
 from dape.files import check_writable_folder, write_text
@@ -115,7 +116,7 @@ def _measure(config: Harness, questions: "list[Questions]", device: Any) -> int:
     from dape.hf.harness.run import measure, open_subject
     from dape.hf.harness.tasks import choices_task, named_tasks
 
-    corpora = [model_corpus(spec, config.model, "--text") for spec in config.text]
+    corpora = [model_corpus(spec, config.model, "text") for spec in config.text]
     named = named_tasks(config.tasks, config.include) if config.tasks else []
     subject = open_subject(config.model, config.adapter, device)
     lengths = tuple(sorted(set(config.lengths))) or (_own_length(subject),)
