@@ -32,8 +32,8 @@ from tests.hf.adapter.models import make
 
 from dape.actions.extend_folder import begun_with
 from dape.actions.extend_plan import ExtendOptions
+from dape.actions.report import claims_of, section_of
 from dape.cli import main
-from dape.cli.report import claims_of, section_of
 from dape.data.documents import Reading, Tally, read_documents
 from dape.data.sources import expand
 from dape.data.store import Corpus
