@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # For editors and type checkers; keep in step with _HOME, whi
     from dape import nn
     from dape.actions.compare import compare
     from dape.actions.evaluate import evaluate
+    from dape.actions.extend import extend
     from dape.actions.reproduce import reproduce
     from dape.actions.train import train
     from dape.data.corpora import open_data
@@ -55,6 +56,7 @@ __all__ = [
     "draw_positions",
     "encodings",
     "evaluate",
+    "extend",
     "generate",
     "intermediates",
     "nn",
@@ -67,6 +69,7 @@ __all__ = [
 _NAMES = {
     "actions.compare": ("compare",),
     "actions.evaluate": ("evaluate",),
+    "actions.extend": ("extend",),
     "actions.reproduce": ("reproduce",),
     "actions.train": ("train",),
     "data.corpora": ("open_data",),

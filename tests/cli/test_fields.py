@@ -22,6 +22,7 @@ FLAGS = {"cli", "bench"}
         ("`train_length` must be at least 1, got 0", "--train-length must be at least 1, got 0"),
         ("`width` 8 is not 3 times `heads`", "--width 8 is not 3 times --heads"),
         ("a width of 8", "a width of 8"),
+        ("the weights of `model` changed, `checkpoint` is not", "the weights of MODEL changed, CHECKPOINT is not"),
         ("a folder `no_such_flag`, from `dape train`", "a folder `no_such_flag`, from `dape train`"),
     ],
 )

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dape.cli import generate, main
-from dape.cli.generate import _print_new
+from dape.actions import generate
+from dape.cli import main
 from dape.data.corpora import open_data
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--train-length", "8", "--batch", "8", "--threads", "1"]
@@ -84,16 +84,16 @@ def test_characters_of_several_bytes_are_printed_whole(text, monkeypatch, capsys
     written = [*"é\N{SNOWMAN}".encode(), 0xE2, 65, 0xFF]
     pieces = []
     monkeypatch.setattr("dape.models.generate.generate", lambda *a, **k: (torch.tensor([i]) for i in written))
-    real = generate._print_new
-    monkeypatch.setattr(generate, "_print_new", lambda *args: (pieces.append(args[0]), real(*args))[1])
+    real = generate.added
+    monkeypatch.setattr(generate, "added", lambda *args: (pieces.append(args[0]), real(*args))[1])
     assert text("--prompt", "ü") == "üé\N{SNOWMAN}\N{REPLACEMENT CHARACTER}A"
     assert len(pieces) == len(written)
 
 
-def test_what_is_new(capsys):
-    assert _print_new("ab", "a") == "ab" and capsys.readouterr().out == "b"
-    assert _print_new("ab\N{REPLACEMENT CHARACTER}", "ab") == "ab" and capsys.readouterr().out == ""
-    assert _print_new("abé", "ab") == "abé" and capsys.readouterr().out == "é"
+def test_what_is_new():
+    assert generate.added("ab", "a") == "b"
+    assert generate.added("ab\N{REPLACEMENT CHARACTER}", "ab") == ""
+    assert generate.added("abé", "ab") == "é"
 
 
 def test_a_model_with_a_padded_vocabulary(tmp_path, run, capsys):

@@ -38,7 +38,7 @@ WORK = [
     "dape.bench.runner.Begins.carry_out",
     "dape.experiments.chomsky_budget.time_method",
     "dape.doctor.run.examine",
-    "dape.cli.extend._measured",
+    "dape.actions.extend.measured",
     "dape.actions.visualize._look",
     "dape.evaluation.mechanism.dissect",
     "dape.evaluation.perplexity.measure",

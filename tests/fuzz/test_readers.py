@@ -30,9 +30,10 @@ pytest.importorskip("transformers")
 from tests.fuzz.cases import fuzzed
 from tests.hf.adapter.models import make
 
+from dape.actions.extend_folder import begun_with
+from dape.actions.extend_plan import ExtendOptions
+from dape.actions.report import claims_of, section_of
 from dape.cli import main
-from dape.cli.extend import Extend, _saved
-from dape.cli.report import claims_of, section_of
 from dape.data.documents import Reading, Tally, read_documents
 from dape.data.sources import expand
 from dape.data.store import Corpus
@@ -153,7 +154,7 @@ def read_map_folder(folder: Path) -> Any:
 
 def read_extend(folder: Path) -> Any:
     """Names that no setting has are of no importance: those of versions to come, or a checksum's own."""
-    saved = _saved(Extend(model=folder, data="x", out=folder)) or {}
+    saved = begun_with(ExtendOptions(model=folder, data="x", out=folder)) or {}
     return {name: saved.get(name) for name in ("method", "lengths", "steps")}
 
 

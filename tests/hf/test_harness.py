@@ -19,8 +19,8 @@ pytest.importorskip("transformers")
 import transformers
 
 import dape.hf
+from dape.actions.model_text import model_corpus
 from dape.cli import main
-from dape.cli.model_text import model_corpus
 from dape.data.tokenizer import ByteTokenizer, Tokenizer, train_bpe
 from dape.evaluation.config import EvalConfig
 from dape.evaluation.perplexity import measure as our_measure
@@ -194,7 +194,7 @@ def test_bad_questions(line, words, capsys):
 @pytest.mark.parametrize(("folder", "adapter"), [("ours", None), ("bpe", None), ("llama", None), ("llama", "adapter")])
 def test_last_k_equals_ours(folder, adapter):
     """Beyond the training length, on the very tokens, whatever they would become as text."""
-    who, corpus = subject(folder, adapter), model_corpus(TEXT, Path(folder), "--text")
+    who, corpus = subject(folder, adapter), model_corpus(TEXT, Path(folder), "text")
     config = EvalConfig(lengths=(8, 16, 40), last_k=8, windows=20)
     model = who.model.model if folder in ("ours", "bpe") else Scorer(who.model)
     for expected in our_measure(model, corpus.validation, config):
@@ -210,7 +210,7 @@ def test_last_k_equals_ours(folder, adapter):
 @pytest.mark.parametrize("folder", ["ours", "bpe"])
 def test_text_would_be_tokenized_otherwise(folder):
     """That the test above can fail: given as text, lm-eval would score other tokens of some window."""
-    who, corpus = subject(folder), model_corpus(TEXT, Path(folder), "--text")
+    who, corpus = subject(folder), model_corpus(TEXT, Path(folder), "text")
     (task,) = last_k_task(corpus, 40, k=8, windows=20).tasks.values()
     reader = Reader(who.model, who.tokenizer, length=40, batch=1)
     halves = [(doc["tokens"][:-8], doc["tokens"][-8:]) for doc in task.eval_docs]
@@ -247,7 +247,7 @@ def test_an_adapter_at_zero_changes_nothing_and_a_trained_one_does():
 def test_rolling_by_hand():
     """Windows of lm-eval share no scored token; the first begins with the end-of-document mark."""
     rows = {r.metric: r for r in harness("ours", "--text", TEXT, "--lengths", "40", "--last-k", "8", "--rolling")}
-    who, corpus = subject("ours"), model_corpus(TEXT, Path("ours"), "--text")
+    who, corpus = subject("ours"), model_corpus(TEXT, Path("ours"), "text")
     text = corpus.tokenizer.decode(corpus.validation.read(0, len(corpus.validation)))
     ids, total = [256, *text.encode()], 0.0
     for start in range(0, len(ids) - 1, 40):

@@ -1,21 +1,13 @@
 """``dape export`` and ``dape import``: checkpoints and models of transformers. Imports torch only when they run."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
-from dape.errors import UsageError
-from dape.extras import check_transformers
-from dape.files import check_writable_folder
-from dape.reading import read_json
-
-if TYPE_CHECKING:
-    from dape.data.tokenizer import Tokenizer
-
-CONFIG, MODEL_TYPE = "config.json", "dape"
+from dape.actions.export import export_run, import_model
+from dape.cli.offline import use_offline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,77 +41,15 @@ class Import:
 
 
 def run_export(config: Export) -> int:
-    check_transformers("dape export")
-    check_out(config.out)
-    from dape.training import checkpoint as checkpoints
-    from dape.training.run import run_folder
-
-    where = checkpoints.find(config.checkpoint)
     use_offline()
-    from dape.hf.convert import export
-
-    difference = export(where, run_folder(where), config.out)
+    where, difference = export_run(config.checkpoint, config.out)
     print(f"{where} -> {config.out}, logits differ by {difference:.1e}")
     print(f"load it with AutoModelForCausalLM.from_pretrained({str(config.out)!r}) after `import dape.hf`")
     return 0
 
 
 def run_import(config: Import) -> int:
-    check_transformers("dape import")
-    check_model_folder(config.model)
-    check_out(config.out)
     use_offline()
-    from dape.hf.convert import import_
-
-    saved, difference = import_(config.model, config.out, _tokenizer(config))
+    saved, difference = import_model(config.model, config.out, config.tokenizer)
     print(f"{config.model} -> {saved}, logits differ by {difference:.1e}")
     return 0
-
-
-def _tokenizer(config: Import) -> "Tokenizer":
-    from dape.data.tokenizer import FILE, open_tokenizer
-    from dape.hf.tokenizer import open_exported
-
-    if config.tokenizer is None:
-        return open_exported(config.model)
-    if (config.model / FILE).is_file():
-        raise UsageError(f"{config.model} has a tokenizer; --tokenizer is for folders without one")
-    found = open_tokenizer(config.tokenizer)
-    if found is None:
-        raise UsageError(f"--tokenizer {config.tokenizer}: would be trained anew; give bytes or a tokenizer.json")
-    return found
-
-
-def use_offline() -> None:
-    """Before the library is imported, which reads it once: a folder is all that is ever needed."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-
-
-def check_out(out: Path) -> None:
-    if out.is_dir() and any(out.iterdir()):
-        raise UsageError(f"--out {out}: exists and is not empty; choose another folder")
-    check_writable_folder(out, "--out")
-
-
-def check_model_folder(folder: Path) -> None:
-    kind = model_type(folder)
-    if kind != MODEL_TYPE:
-        raise UsageError(
-            f"{folder}: is a model of type {kind!r}, and only type {MODEL_TYPE!r} can become a run. "
-            "`dape extend` puts an encoding into other models"
-        )
-
-
-def model_type(folder: Path) -> str | None:
-    """What the folder's config.json calls the model; a folder that holds none is refused."""
-    if not folder.is_dir():
-        raise UsageError(
-            f"{folder}: there is no such folder. A name on the Hugging Face hub is not enough, dape never goes to the "
-            f"network: download it first, `hf download {folder} --local-dir DIR`"
-        )
-    try:
-        return read_json(folder / CONFIG).get("model_type")
-    except FileNotFoundError:
-        raise UsageError(f"{folder}: has no {CONFIG}; give a folder of transformers, as `dape export` writes") from None
-    except ValueError as error:
-        raise UsageError(str(error)) from error

@@ -6,7 +6,7 @@ flags; its settings are plain dataclasses, and what tyro must know of their fiel
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
@@ -22,16 +22,30 @@ def flag_of(name: str) -> str:
 
 
 def with_flags(message: str, commands: Iterable[type]) -> str:
-    """The message of an error; what it has in backticks is written as a flag where it is an argument of a command."""
-    names = set().union(*map(_arguments, commands))
-    return re.sub("`([a-z][a-z0-9_]*)`", lambda found: flag_of(found[1]) if found[1] in names else found[0], message)
+    """The message of an error; what it has in backticks is written as a flag where it is an argument of a command, or
+    in capitals where commands take it without one."""
+    flags, positional = set(), set()
+    for command in commands:
+        for name, is_positional in _arguments(command):
+            (positional if is_positional else flags).add(name)
+
+    def typed(name: str) -> str:
+        return flag_of(name) if name in flags else name.upper() if name in positional else f"`{name}`"
+
+    return re.sub("`([a-z][a-z0-9_]*)`", lambda found: typed(found[1]), message)
 
 
-def _arguments(kind: Any) -> set[str]:
-    """The fields of a command's settings and of the sections in them."""
-    hints = get_type_hints(kind)
-    names = {each.name for each in fields(kind)}
-    return names.union(*(_arguments(hint) for hint in hints.values() if is_dataclass(hint)))
+def _arguments(kind: Any) -> Iterator[tuple[str, bool]]:
+    """The fields of a command's settings and of the sections in them, and which of them are positional."""
+    hints = get_type_hints(kind, include_extras=True)
+    for each in fields(kind):
+        hint = hints[each.name]
+        marks = getattr(hint, "__metadata__", ())
+        section = hint.__origin__ if marks else hint
+        if is_dataclass(section):
+            yield from _arguments(section)
+        else:
+            yield each.name, tyro.conf.Positional in marks
 
 
 def _read(words: list[str]) -> dict[str, Any]:

@@ -1,19 +1,21 @@
 """``dape probe``: can a model fetch what it has read, beyond its training length? Imports torch only when it runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from dape.actions.questions import TASKS, QuestionOptions, ask, draw
 from dape.actions.recall import METHODS, recall
-from dape.cli import probe_text
+from dape.cli.console import open_console
 from dape.cli.show import show
 from dape.errors import UsageError
 from dape.tasks.recall.config import DEPTHS, RecallConfig, Task, doublings, given
 
-TASKS: tuple[Task, ...] = ("recall", "passkey")
+if TYPE_CHECKING:
+    from dape.results.records import Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +89,35 @@ def run(config: Probe) -> int:
         if config.checkpoint is None:
             raise UsageError("name a run or checkpoint to ask, or use --train to train small models")
         _refuse(config, FOR_TRAINING, "is for --train")
-        return probe_text.ask(config, config.checkpoint)
+        return _ask(config, config.checkpoint)
     if config.checkpoint is not None:
         raise UsageError(f"--train makes its own models; leave out {config.checkpoint}, or leave out --train")
     _refuse(config, FOR_CHECKPOINT, "is for a CHECKPOINT; with --train everything goes into --out")
     return _train(config)
+
+
+def _ask(config: Probe, checkpoint: Path) -> int:
+    options = QuestionOptions(**{each.name: getattr(config, each.name) for each in fields(QuestionOptions)})
+    rows: list[Row] = []
+    try:
+        ask(checkpoint, options, found=rows.extend)
+    finally:  # what was measured before an interruption too
+        _show(rows, options)
+    return 0
+
+
+def _show(rows: "list[Row]", options: QuestionOptions) -> None:
+    from dape.report.recall import text_table
+
+    for task in dict.fromkeys(options.tasks):
+        of_task = [row for row in rows if row.protocol == task]
+        if not of_task:
+            continue
+        open_console().print(text_table(of_task))
+        if options.figure is not None:
+            print(f"wrote {' and '.join(map(str, draw(of_task, options, task)))}")
+    if options.json is not None and rows:
+        print(f"appended {len(rows)} rows to {options.json}")
 
 
 def _train(config: Probe) -> int:

@@ -78,6 +78,9 @@ def extend(
     under the adapter, for up to 32 training lengths. ``train_length`` is the length the model was trained at, by
     default its configuration's. Other options are those of `dape list`, for instance ``hidden=16``. Dropout of
     attention weights is switched off. What is refused leaves the model as it was.
+
+    Nothing is trained here: ``dape.extend(folder, data=...)`` opens a model's folder, trains an adapter on a text and
+    measures it, as the command `dape extend` does.
     """
     adapter = plan(
         model, method, zero_init=zero_init, rope=rope, factor=factor, train_length=train_length, options=options

@@ -1,4 +1,4 @@
-"""Text as the model of a folder reads it, shared by the commands that take any model."""
+"""Text as the model of a folder reads it, for whatever takes any model."""
 
 import tempfile
 from pathlib import Path
@@ -14,8 +14,8 @@ BYTE_MODELS = 384
 """Ids that a model of bytes may have: 257, and what a vocabulary is padded to."""
 
 
-def model_corpus(spec: str, folder: Path, flag: str, *, vocabulary: int | None = None) -> "Corpus":
-    """Ids of the model's own tokenizer, an end of document included.
+def model_corpus(spec: str, folder: Path, argument: str, *, vocabulary: int | None = None) -> "Corpus":
+    """Ids of the model's own tokenizer, an end of document included; ``argument`` is what ``spec`` was given as.
 
     With ``vocabulary``, the model's number of ids, a folder without tokenizer is taken for a model of bytes if it can
     be one, and a prepared text is believed.
@@ -28,7 +28,7 @@ def model_corpus(spec: str, folder: Path, flag: str, *, vocabulary: int | None =
     has_own = (folder / FILE).is_file()
     if vocabulary is not None and not has_own and is_prepared(Path(spec)):
         return open_data(spec)
-    own = _tokenizer(folder, flag, vocabulary)
+    own = _tokenizer(folder, argument, vocabulary)
     with tempfile.TemporaryDirectory() as saved:
         own.save(Path(saved))  # with the token that ends a document, which tokenizer.json alone does not say
         given = "bytes" if isinstance(own, ByteTokenizer) else str(Path(saved, FILE))
@@ -38,13 +38,13 @@ def model_corpus(spec: str, folder: Path, flag: str, *, vocabulary: int | None =
         same.add(as_file.fingerprint)  # `dape prepare --tokenizer MODEL/tokenizer.json`
     if corpus.tokenizer.fingerprint not in same:
         raise UsageError(
-            f"{flag} {spec}: was prepared with the tokenizer {corpus.tokenizer.name}, not with that of {folder}; "
+            f"`{argument}` {spec}: was prepared with the tokenizer {corpus.tokenizer.name}, not with that of {folder}; "
             f"give the text itself, or prepare it: dape prepare ... --tokenizer {folder / FILE}"
         )
     return corpus
 
 
-def _tokenizer(folder: Path, flag: str, vocabulary: int | None) -> "Tokenizer":
+def _tokenizer(folder: Path, argument: str, vocabulary: int | None) -> "Tokenizer":
     from dape.data.tokenizer import FILE, ByteTokenizer
     from dape.hf.tokenizer import open_exported
 
@@ -52,8 +52,8 @@ def _tokenizer(folder: Path, flag: str, vocabulary: int | None) -> "Tokenizer":
         return open_exported(folder)
     if vocabulary is not None and vocabulary <= BYTE_MODELS:
         return ByteTokenizer()
-    also = "" if vocabulary is None else f"; or give {flag} a folder that `dape prepare` made with it"
+    also = "" if vocabulary is None else f"; or give `{argument}` a folder that `dape prepare` made with it"
     raise UsageError(
-        f"{folder} has no {FILE}, without which {flag} cannot be read as the model does. Save it there: "
+        f"{folder} has no {FILE}, without which `{argument}` cannot be read as the model does. Save it there: "
         f"AutoTokenizer.from_pretrained(...).save_pretrained({str(folder)!r}){also}"
     )

@@ -1,70 +1,107 @@
-"""``dape probe CHECKPOINT``: questions to a language model; table, rows and figures. Imports torch when it runs."""
+"""Questions to a trained language model about what it has read: what ``dape probe CHECKPOINT`` does."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dape.cli.console import open_console
 from dape.errors import UsageError
 from dape.files import check_writable_file
-from dape.results.records import check_rows_file
-from dape.tasks.recall.config import Task, TextConfig, doublings, given
+from dape.results.records import append_rows, check_rows_file
+from dape.tasks.recall.config import DEPTHS, Task, TextConfig, doublings, given
 from dape.training.checks import check_reach
 from dape.training.device import set_threads, use_device
 
 if TYPE_CHECKING:
-    from dape.cli.probe import Probe
     from dape.evaluation.answers import Predict
     from dape.evaluation.perplexity import Subject
     from dape.evaluation.questions import TextTask
     from dape.results.records import Row
 
+TASKS: tuple[Task, ...] = ("recall", "passkey")
 
-def ask(config: "Probe", checkpoint: Path) -> int:
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions:
+    """Everything that can be asked for."""
+
+    tasks: tuple[Task, ...] = TASKS
+    """What to ask."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of context; by default the training length and its doublings up to 32 times."""
+    depths: tuple[float, ...] = DEPTHS
+    """Where the answer stands: 0 is the beginning of the text, 1 its end."""
+    samples: int | None = None
+    """Texts per length and depth; by default 64."""
+    pairs: int | None = None
+    """Pairs in a text; by default 4."""
+    seed: int = 0
+    """Seed of keys, words and places."""
+    data: str | None = None
+    """Text around, its held-out part is used; by default what the model was trained on."""
+    json: Path | None = None
+    """A file to which the rows are appended."""
+    figure: Path | None = None
+    """Where :func:`draw` draws."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
+    threads: int | None = None
+    """Threads of torch on the CPU; None leaves the choice to torch."""
+
+
+def ask(checkpoint: Path, options: QuestionOptions, found: "Callable[[Sequence[Row]], None]") -> None:
+    """Ask a model; ``found`` is given the rows of every task, length and depth as soon as they are there."""
     settings = TextConfig(
-        tasks=tuple(dict.fromkeys(config.tasks)),
-        lengths=config.lengths or (1,),  # by default known when the model is
-        depths=config.depths,
-        seed=config.seed,
-        **given(samples=config.samples, pairs=config.pairs),
+        tasks=tuple(dict.fromkeys(options.tasks)),
+        lengths=options.lengths or (1,),  # by default known when the model is
+        depths=options.depths,
+        seed=options.seed,
+        **given(samples=options.samples, pairs=options.pairs),
     )
     settings.check()
-    if config.json is not None:
-        check_rows_file(config.json, "--json")
-    for task in settings.tasks if config.figure is not None else ():
-        check_writable_file(figure_path(config, task).with_suffix(".png"), "--figure")
-    device = use_device(config.device)
-    set_threads(config.threads)
-    return _measure(config, settings, checkpoint, device)
+    if options.json is not None:
+        check_rows_file(options.json, "`json`")
+    for task in settings.tasks if options.figure is not None else ():
+        check_writable_file(_figure_path(options, task).with_suffix(".png"), "`figure`")
+    device = use_device(options.device)
+    set_threads(options.threads)
+    for new in _measured(options, settings, checkpoint, device):
+        if options.json is not None:
+            append_rows(options.json, new)
+        found(new)
 
 
-def _measure(config: "Probe", settings: TextConfig, checkpoint: Path, device: Any) -> int:
+def draw(rows: "Sequence[Row]", options: QuestionOptions, task: Task) -> list[Path]:
+    """Accuracy of one task by length and depth; returns the files."""
+    from dape.report.drawing import save_figure
+    from dape.report.heat_maps import heat_map_figure
+
+    return save_figure(heat_map_figure(rows, title=task), _figure_path(options, task))
+
+
+def _figure_path(options: QuestionOptions, task: Task) -> Path:
+    assert options.figure is not None
+    path = options.figure.with_suffix("") if options.figure.suffix in (".png", ".svg") else options.figure
+    return path if len(set(options.tasks)) == 1 else path.with_name(f"{path.name}-{task}")
+
+
+def _measured(options: QuestionOptions, settings: TextConfig, checkpoint: Path, device: Any) -> "Iterator[list[Row]]":
     from dape.evaluation.answers import predictor
     from dape.evaluation.opening import open_corpus, subject_of
-    from dape.results.records import append_rows
     from dape.training import checkpoint as checkpoints
 
     where = checkpoints.find(checkpoint)
     description = checkpoints.describe(where)
-    corpus = open_corpus(config.data, where, description)
-    lengths = config.lengths or _possible_lengths(settings, corpus, description.model.train_length)
+    corpus = open_corpus(options.data, where, description)
+    lengths = options.lengths or _possible_lengths(settings, corpus, description.model.train_length)
     settings = replace(settings, lengths=tuple(sorted(lengths)))
     tasks = _tasks(settings, corpus)
     check_reach(description.model, max(lengths))
     model = checkpoints.load_model(where, description, device).eval()
     subject = subject_of(where, description, corpus)
     subject = replace(subject, extra={**subject.extra, "filler": f"held-out text of {corpus.name}"})
-    rows: list[Row] = []
-    try:
-        for new in _cells(tasks, predictor(model), model, subject):
-            if config.json is not None:
-                append_rows(config.json, new)
-            rows += new
-    finally:
-        _report_text(rows, settings, config)
-    return 0
+    yield from _cells(tasks, predictor(model), model, subject)
 
 
 def _possible_lengths(settings: TextConfig, corpus: Any, train_length: int) -> tuple[int, ...]:
@@ -74,7 +111,7 @@ def _possible_lengths(settings: TextConfig, corpus: Any, train_length: int) -> t
     if not possible:
         raise UsageError(
             f"a text must have at least {shortest} tokens, and the held-out text has {len(corpus.validation)}: none of "
-            f"the training length and its doublings is possible; choose --lengths, or --data with more text"
+            f"the training length and its doublings is possible; choose `lengths`, or `data` with more text"
         )
     return possible
 
@@ -92,12 +129,12 @@ def _tasks(settings: TextConfig, corpus: Any) -> "list[TextTask]":
         if min(settings.lengths) < task.shortest():
             raise UsageError(
                 f"length {min(settings.lengths)} is too short for the task {task.task}, whose statements and question "
-                f"alone take {task.shortest()} tokens; use --lengths of at least {task.shortest()}"
+                f"alone take {task.shortest()} tokens; use `lengths` of at least {task.shortest()}"
             )
     if max(settings.lengths) > len(corpus.validation):
         raise UsageError(
             f"the held-out text of {corpus.name} has {len(corpus.validation)} tokens, too few to fill length "
-            f"{max(settings.lengths)}; use shorter --lengths, or more text with --data"
+            f"{max(settings.lengths)}; use shorter `lengths`, or more text with `data`"
         )
     return tasks
 
@@ -136,27 +173,3 @@ class Cells:
         self._done += 1
         if self._shown:
             print(f"\r\033[K{what} ({self._done}/{self._total})", end="", file=sys.stderr, flush=True)
-
-
-def figure_path(config: "Probe", task: Task) -> Path:
-    assert config.figure is not None
-    path = config.figure.with_suffix("") if config.figure.suffix in (".png", ".svg") else config.figure
-    return path if len(set(config.tasks)) == 1 else path.with_name(f"{path.name}-{task}")
-
-
-def _report_text(rows: "list[Row]", settings: TextConfig, config: "Probe") -> None:
-    from dape.report.recall import text_table
-
-    for task in settings.tasks:
-        of_task = [row for row in rows if row.protocol == task]
-        if not of_task:
-            continue
-        open_console().print(text_table(of_task))
-        if config.figure is not None:
-            from dape.report.drawing import save_figure
-            from dape.report.heat_maps import heat_map_figure
-
-            figure = heat_map_figure(of_task, title=task)
-            print(f"wrote {' and '.join(map(str, save_figure(figure, figure_path(config, task))))}")
-    if config.json is not None and rows:
-        print(f"appended {len(rows)} rows to {config.json}")

@@ -1,0 +1,102 @@
+"""Text from a checkpoint: what ``dape generate`` does. Imports torch only when it runs."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dape.errors import UsageError
+from dape.training.device import set_threads, use_device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dape.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """Everything that can be asked of a text."""
+
+    checkpoint: Path
+    """A run's folder (its newest checkpoint), or one checkpoint."""
+    prompt: str = "def "
+    """Text to continue."""
+    tokens: int = 200
+    """Tokens to generate."""
+    temperature: float = 0.8
+    """0 takes the most likely token; higher is more random."""
+    top_k: int = 0
+    """Only the k most likely tokens; 0 for all."""
+    top_p: float = 1.0
+    """Only the most likely tokens that together reach this probability."""
+    seed: int = 0
+    """Seed of the random choices."""
+    cache: bool = True
+    """Keep keys and values; False computes everything anew for each token."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
+    threads: int | None = None
+    """Threads of torch on the CPU; None leaves the choice to torch."""
+
+
+def continuation(options: GenerateOptions) -> Iterator[str]:
+    """What the model adds to the prompt, piece by piece; mistakes show before the first."""
+    check(options)
+    import torch
+
+    from dape.data.tokenizer import load_tokenizer
+    from dape.models.generate import Sampling, generate
+    from dape.training import checkpoint as checkpoints
+
+    device = use_device(options.device)
+    set_threads(options.threads)
+    where = checkpoints.find(options.checkpoint)
+    description = checkpoints.describe(where)
+    tokenizer = load_tokenizer(where)
+    model = checkpoints.load_model(where, description, device).eval()
+    ids = [int(i) for i in tokenizer.encode(options.prompt)]
+    new = generate(
+        model,
+        torch.tensor([ids], device=device),
+        options.tokens,
+        sampling=Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p),
+        generator=torch.Generator().manual_seed(options.seed),
+        cached=options.cache,
+        allowed=tokenizer.vocabulary,
+    )
+    return _pieces((int(token.item()) for token in new), ids, tokenizer)
+
+
+def check(options: GenerateOptions) -> None:
+    """What can be said without the model."""
+    if not options.prompt:
+        raise UsageError("`prompt` is empty; give some text to continue")
+    if options.tokens < 1:
+        raise UsageError(f"`tokens` must be at least 1, got {options.tokens}")
+    if not 0 <= options.temperature < math.inf:
+        raise UsageError(f"`temperature` must be 0 or more, got {options.temperature}")
+    if options.top_k < 0:
+        raise UsageError(f"`top_k` must be 0 (all) or more, got {options.top_k}")
+    if not 0 <= options.seed < 1 << 63:
+        raise UsageError(f"`seed` must lie between 0 and 2^63 - 1, got {options.seed}")
+    if not 0 < options.top_p <= 1:
+        raise UsageError(f"`top_p` must lie between 0 and 1, got {options.top_p}")
+
+
+def _pieces(new: "Iterable[int]", ids: list[int], tokenizer: "Tokenizer") -> Iterator[str]:
+    """Up to the end of the document."""
+    shown = tokenizer.decode(ids)
+    for token in new:
+        if token == tokenizer.eod:
+            return
+        ids.append(token)
+        piece = added(tokenizer.decode(ids), shown)
+        shown += piece
+        yield piece
+
+
+def added(text: str, shown: str) -> str:
+    """What is new, but not the beginning of a character whose other bytes are still to come."""
+    return text.rstrip("\N{REPLACEMENT CHARACTER}")[len(shown) :]

@@ -1,0 +1,151 @@
+"""Whether a trained DAPE model uses content, and where: what ``dape mechanism`` does."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dape.actions.running import check_counts
+from dape.errors import UsageError
+from dape.files import check_writable_file, write_text
+from dape.training.device import set_threads, use_device
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dape.data.store import Corpus
+    from dape.evaluation.mechanism import Dissected, Gain
+    from dape.training.checkpoint import Description
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismOptions:
+    """Everything that can be asked of f."""
+
+    checkpoint: Path
+    """A run's folder (its newest checkpoint), or one checkpoint, of a model with dape-X."""
+    against: Path | None = None
+    """Another model on the same tokens, such as the same without content (variant=bias_only)."""
+    length: int | None = None
+    """Tokens of context; by default the training length."""
+    last_k: int | None = None
+    """Scored tokens per window; by default 64, or the length if that is less."""
+    windows: int = 64
+    """Windows of held-out text."""
+    reach: int | None = None
+    """Tokens before every end of a window, as for `dape eval`."""
+    data: str | None = None
+    """Text to look at (its held-out part), as for `dape eval`; by default what the model was trained on."""
+    json: Path | None = None
+    """Write all numbers, by layer, head and lag, into this file."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
+    threads: int | None = None
+    """Threads of torch on the CPU; None leaves the choice to torch."""
+
+
+def mechanism(options: MechanismOptions) -> "tuple[Dissected, list[Gain]]":
+    """What other content costs, and what is gained over the other model, if there is one."""
+    check_counts(length=options.length, last_k=options.last_k)
+    if options.windows < 2:
+        raise UsageError(f"`windows` must be at least 2, got {options.windows}")
+    if options.json is not None:
+        check_writable_file(options.json, "`json`")
+    device = use_device(options.device)
+    set_threads(options.threads)
+    return _look(options, device)
+
+
+def _look(options: MechanismOptions, device: Any) -> "tuple[Dissected, list[Gain]]":
+    import json
+
+    from dape.data.windows import evaluation_windows
+    from dape.evaluation.config import EvalConfig
+    from dape.evaluation.mechanism import dissect
+    from dape.evaluation.opening import open_corpus
+    from dape.evaluation.perplexity import ends_of
+    from dape.training import checkpoint as checkpoints
+
+    where = checkpoints.find(options.checkpoint)
+    description = checkpoints.describe(where)
+    corpus = open_corpus(options.data, where, description)
+    length = options.length or description.model.train_length
+    scored = options.last_k or min(64, length)
+    settings = EvalConfig(lengths=(length,), last_k=scored, windows=options.windows, reach=options.reach)
+    windows = evaluation_windows(corpus.validation, ends_of(corpus.validation, settings), length)
+    model = checkpoints.load_model(where, description, device).eval()
+    try:
+        found = dissect(model, windows, scored)
+    except ValueError as error:
+        raise UsageError(f"{options.checkpoint}: {error}") from error
+    gained = _gains(options, description, found, windows, corpus, device) if options.against is not None else []
+    if options.json is not None:
+        write_text(options.json, json.dumps(_record(found, gained, description, settings, corpus), indent=1) + "\n")
+    return found, gained
+
+
+def _gains(
+    options: MechanismOptions,
+    ours: "Description",
+    found: "Dissected",
+    windows: "np.ndarray",
+    corpus: "Corpus",
+    device: Any,
+) -> "list[Gain]":
+    import numpy as np
+    import torch
+
+    from dape.evaluation.mechanism import BATCH, gains, token_groups
+    from dape.evaluation.perplexity import Measured, window_nll
+    from dape.training import checkpoint as checkpoints
+
+    assert options.against is not None
+    where = checkpoints.find(options.against)
+    other = checkpoints.describe(where)
+    if other.data["tokenizer_fingerprint"] != ours.data["tokenizer_fingerprint"]:
+        raise UsageError(f"`against` {options.against}: has another tokenizer, so that tokens cannot be compared")
+    model, scored = checkpoints.load_model(where, other, device).eval(), found.usual.shape[1]
+    parts = np.array_split(windows, max(1, len(windows) // BATCH))
+    nll = [window_nll(model, torch.from_numpy(part).to(device), scored).cpu().numpy() for part in parts]
+    counts = np.bincount(corpus.train.read(0, min(len(corpus.train), 1 << 24)), minlength=model.config.vocabulary)
+    groups = token_groups(windows, scored, counts / counts.sum())
+    ours_nll, theirs = (
+        Measured(found.length, each, found.length - scored, found.length) for each in (found.usual, np.concatenate(nll))
+    )
+    return gains(ours_nll, theirs, groups)
+
+
+def perplexity(nll: "np.ndarray") -> float:
+    import math
+
+    return math.exp(float(nll.mean(dtype="float64")))
+
+
+def _record(
+    found: "Dissected", gained: "list[Gain]", description: "Description", settings: Any, corpus: "Corpus"
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from dape.provenance import provenance
+
+    costs = {name: dict(zip(("nats", "low", "high"), found.cost(name), strict=True)) for name in ("swapped", "frozen")}
+    layers = [
+        {
+            "share": layer.share().round(5).tolist(),
+            "content_share_by_lag": layer.content_share().round(5).tolist(),
+            "f_variance_by_lag": layer.variance("f").round(6).tolist(),
+        }
+        for layer in found.layers
+    ]
+    return {
+        "method": description.model.encoding,
+        "options": description.model.encoding_options,
+        "seed": description.train.seed,
+        "step": description.step,
+        "data_hash": corpus.hash,
+        "evaluation": asdict(settings),
+        "perplexity": {name: perplexity(getattr(found, name)) for name in ("usual", "swapped", "frozen")},
+        "cost": costs,
+        "layers": layers,
+        "gains": [asdict(gain) for gain in gained],
+        "provenance": provenance(),
+    }

@@ -1,0 +1,242 @@
+"""Result folders as one page for a browser: what ``dape report`` does. No torch here."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dape.errors import UsageError
+from dape.files import check_writable_file, write_text
+from dape.reading import parse_json
+from dape.results.statistics import COORDINATES
+
+if TYPE_CHECKING:
+    from dape.evaluation.map_files import BiasMaps
+    from dape.report.page import Claim, Maps, Section
+    from dape.results.paper import Published
+    from dape.results.records import Row
+
+RESULTS, CLAIMS, MAPS = "results.jsonl", "claims.json", ("maps.npz", "maps.json")
+DEEPEST = 3
+"""Levels of subfolders that are looked into."""
+MOST_WARNINGS = 5
+"""About one file."""
+
+
+def report(folder: Path, out: Path, *, warn: Callable[[str], None]) -> "list[Section]":
+    """Write the page of a folder and of those below it; returns its sections.
+
+    Args:
+        folder: results of one command, or a folder of several.
+        out: the page. A file that is not a report is not overwritten.
+        warn: told what could not be read.
+    """
+    if not folder.is_dir():
+        missing = "is not a folder" if folder.exists() else "does not exist"
+        raise UsageError(f"{folder} {missing}; `dape report` reads a folder with {RESULTS}")
+    check_may_replace(out)
+    found = list(result_folders(folder))
+    if not found:
+        raise UsageError(
+            f"{folder}: there is no {RESULTS} here nor up to {DEEPEST} levels below, nor {CLAIMS} or {MAPS[0]}. "
+            f"`dape compare --out DIR`, `dape che --out DIR` and `dape probe --train --out DIR` each write one"
+        )
+    sections = [section_of(each, folder) for each in found]
+    for section in sections:
+        for warning in section.warnings:
+            warn(f"{section.source}: {warning}")
+    if not any(section.rows or section.claims or section.maps for section in sections):
+        raise ValueError(f"{folder}: nothing of {len(found)} result folders could be read, so there is no report")
+    from dape.report.page import build_page
+
+    write_text(out, build_page(sections, folder.resolve().name or "Results"))
+    return sections
+
+
+def check_may_replace(out: Path) -> None:
+    """A report takes the place of a report, and of nothing else."""
+    check_writable_file(out, "`out`")
+    if not out.exists():
+        return
+    from dape.report.page import GENERATOR
+
+    with out.open("rb") as file:
+        if f'content="{GENERATOR}"'.encode() not in file.read(4096) and out.stat().st_size:
+            raise UsageError(f"`out` {out}: exists and is not a report of dape; choose another name or remove it")
+
+
+# Folders -------------------------------------------------------------------------------------------------------------
+
+
+def result_folders(top: Path, depth: int = DEEPEST) -> Iterator[Path]:
+    """Those with results, by name; what is inside of one belongs to it."""
+    if any((top / name).is_file() for name in (RESULTS, CLAIMS, MAPS[0])):
+        yield top
+        return
+    if depth == 0:
+        return
+    for inner in sorted(_subfolders(top)):
+        yield from result_folders(inner, depth - 1)
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(e.path) for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
+    except PermissionError:
+        return []
+
+
+def section_of(folder: Path, top: Path) -> "Section":
+    from dape.report.page import Section
+
+    rows, warnings = rows_of(folder / RESULTS)
+    claims, about_claims = claims_of(folder / CLAIMS)
+    maps, about_maps = maps_of(folder)
+    title, about = described(folder)
+    return Section(
+        title=title or (folder.resolve().name if folder == top else str(folder.relative_to(top))),
+        about=about,
+        rows=rows,
+        published=published_for(folder),
+        claims=claims,
+        maps=maps,
+        source=str(folder),
+        warnings=[*warnings, *about_claims, *about_maps],
+    )
+
+
+def described(folder: Path) -> tuple[str, list[str]]:
+    """Title and first paragraph of the folder's README.md."""
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return "", []
+    title = text.removeprefix("# ").partition("\n")[0].strip() if text.startswith("# ") else ""
+    paragraphs = [" ".join(part.split()) for part in text.split("\n\n") if part.strip() and not part.startswith("#")]
+    first = paragraphs[0] if paragraphs else ""
+    prose = first and first[0] not in "|!<-*"
+    return title, [first.replace("`", "").removesuffix(" Made by")] if prose else []
+
+
+def published_for(folder: Path) -> "list[Published]":
+    """The paper's numbers to show beside a folder's."""
+    from dape.experiments.grid import saved_settings
+    from dape.experiments.reproduce.catalogue import EXPERIMENTS
+    from dape.experiments.reproduce.judge import published
+    from dape.experiments.reproduce.plan import SETTINGS
+    from dape.results.paper import load
+
+    experiment = EXPERIMENTS.get(saved_settings(folder, SETTINGS).get("experiment", ""))
+    if experiment is not None:
+        return published(experiment)
+    first = _first_row(folder / RESULTS)
+    if first is None:
+        return []
+    if first.protocol == "che":
+        return load("A2")
+    return load("A3") if first.metric == "perplexity" else []
+
+
+def _first_row(path: Path) -> "Row | None":
+    from dape.results.records import Row
+
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                return checked(Row.from_json(line))
+            except (ValueError, TypeError):
+                continue
+    return None
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(path: Path) -> "tuple[list[Row], list[str]]":
+    """All rows that can be read, and what could not: one broken line must not hide what all others say."""
+    from dape.results.records import read_rows
+
+    if not path.is_file():
+        return [], []
+    bad: list[str] = []
+    rows = []
+    for row in read_rows(path, warn=bad.append):
+        try:
+            rows.append(checked(row))
+        except ValueError as error:
+            bad.append(f"the row of {row.run} at length {row.length} ({error})")
+    more = [f"{len(bad) - MOST_WARNINGS} more lines are left out"] if len(bad) > MOST_WARNINGS else []
+    warnings = [f"{path.name} is left out in part: {text}" for text in [*bad[:MOST_WARNINGS], *more]]
+    return rows, warnings
+
+
+EXTRA_KINDS = {"task": str, "lr": int | float, **dict.fromkeys(COORDINATES, int | float)}
+
+
+def checked(row: "Row") -> "Row":
+    """The row, if it can be drawn: a file may have been edited by hand."""
+    for name, kind in EXTRA_KINDS.items():
+        if name in row.extra and not isinstance(row.extra[name], kind):
+            raise ValueError(f"{name} is {row.extra[name]!r}")
+    if row.train_length < 1 or row.length < 1:
+        raise ValueError("a length is at least 1")
+    if row.metric == "perplexity" and row.value <= 0:
+        raise ValueError(f"perplexity {row.value:g}")
+    return row
+
+
+def claims_of(path: Path) -> "tuple[list[Claim], list[str]]":
+    from dape.report.page import Claim
+
+    if not path.is_file():
+        return [], []
+    try:
+        given = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        return [], [f"{path.name} is left out: {error}"]
+    if not isinstance(given, list):
+        return [], [f"{path.name} is left out: it is not a list of claims"]
+    claims, warnings = [], []
+    for place, each in enumerate(given, 1):
+        try:
+            claims.append(Claim.from_plain(each))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            warnings.append(f"{path.name}: claim {place} is left out ({error})")
+    return claims, warnings
+
+
+def maps_of(folder: Path) -> "tuple[Maps | None, list[str]]":
+    """What `dape visualize` has written here or into maps/."""
+    from dape.evaluation.map_files import read_maps
+
+    for place in (folder, folder / "maps"):
+        if not all((place / name).is_file() for name in MAPS):
+            continue
+        try:
+            return _maps(read_maps(place)), []
+        except (OSError, ValueError) as error:
+            return None, [f"{MAPS[0]} is left out: {error}"]
+    return None, []
+
+
+def _maps(found: "BiasMaps") -> "Maps":
+    from dape.report.page import Maps
+
+    given = found.facts
+    if not found.rows["scores"].size:
+        raise ValueError("there is nothing in it")
+    return Maps(
+        method=given.get("method", ""),
+        length=given["length"],
+        query=given.get("query", given["length"]),
+        layers=tuple(given["layers"]),
+        heads=tuple(given["heads"]),
+        samples=tuple((str(sample.get("id")), str(sample.get("text", ""))) for sample in given["samples"]),
+        lags=found.lags,
+        terms=found.rows,
+        formulas=given.get("terms", {}),
+        heads_summary=given.get("heads_summary"),
+    )
