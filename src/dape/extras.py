@@ -60,7 +60,10 @@ def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
-_TOOLS = {**_same("beartype", "hypothesis", "peft", "pyright", "pytest", "ruff", "selenium"), "import-linter": "importlinter"}
+_TOOLS = {
+    **_same("beartype", "hypothesis", "peft", "pyright", "pytest", "ruff", "selenium"),
+    "import-linter": "importlinter",
+}
 _ALL = ("data", "hub", "corpora", "hf", "harness", "report", "tensorboard", "triton")
 EXTRAS = {
     extra.name: extra
