@@ -101,11 +101,11 @@ def test_compiled_ahead_of_time(target, dtype, heads, width, hidden):
     """12 heads of width 64 and 32 hidden units are those of the paper's models."""
     config = KernelsBench(targets=(target,), dtype=dtype, heads=heads, head_dim=width, hidden=hidden)
     found = compiled_for(config, target)
-    assert {row.kernel for row in found} >= {"forward", "queries", "keys", "terms"}
+    assert {row["kernel"] for row in found} >= {"forward", "queries", "keys", "terms"}
     for row in found:
-        assert row.fits, row
-        assert row.spilled <= _spill_budget(dtype, heads, width), row
-        assert row.registers > 32, row  # else the compiler gave up and keeps everything in memory
+        assert row["fits"], row
+        assert row["spilled"] <= _spill_budget(dtype, heads, width), row
+        assert row["registers"] > 32, row  # else the compiler gave up and keeps everything in memory
 
 
 # On a GPU ------------------------------------------------------------------------------------------------------------
