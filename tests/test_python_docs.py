@@ -8,12 +8,13 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from dape.experiments.reproduce import scales  # noqa: E402
-from dape.hf import adapter_of  # noqa: E402
+from dape.experiments.reproduce import scales
+from dape.hf import adapter_of
 
 TEXT = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_blocks_run(tmp_path, monkeypatch, here, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
@@ -23,7 +24,7 @@ def test_the_blocks_run(tmp_path, monkeypatch, here, capsys):
     for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
         exec(block, names)
     assert names["run"].finished and names["run"].step == 4
-    assert here[:2] == ["alibi-seed0", "dape-alibi-seed0"] and not any("rope" in name for name in here)
+    assert set(here[:2]) == {"alibi-seed0", "dape-alibi-seed0"} and not any("rope" in name for name in here)
     assert {row.method for row in names["more"].rows} == {"alibi", "dape-alibi", "rope"}
     assert Path("curves.png").is_file() and names["found"].claims
     assert adapter_of(names["model"]).method == "dape-kerple"
