@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dape._version import __version__
 from dape.files import new_folder, sha256, write_text
-from dape.hf.adapter import Adapter, Rope, adapter_of, check_method, encodings_of, extend, new_encoding
+from dape.hf.adapter import Adapter, Rope, adapter_of, check_method, check_rope, encodings_of, extend, new_encoding
 from dape.hf.hosts import Host, describe
 from dape.hf.weights import fingerprint
 from dape.reading import Count, FileName, Sha256, check_files, read_json, read_record, reading, sealed
@@ -82,19 +82,22 @@ def load_adapter(model: nn.Module, folder: str | Path, *, freeze: bool = True) -
     saved = _adapter(facts)
     _check_host(model, saved.host, folder)
     unlike = _other_weights(model, saved.host, facts.get(HOST_WEIGHTS))
+    with reading(folder / FACTS, "describes no adapter that can be built", ADVICE), torch.device("meta"):
+        check_rope(model, saved.host, saved.rope, saved.factor)
+        check_method(saved.method)
+        new_encoding(saved)
     tensors = _read_tensors(folder / WEIGHTS)
     _check_tensors(tensors, saved, folder)
-    with reading(folder / FACTS, "describes no adapter that can be built", "Save the adapter again."):
-        extend(
-            model,
-            saved.method,
-            zero_init=saved.zero_init,
-            rope=saved.rope,
-            factor=saved.factor,
-            train_length=saved.train_length,
-            freeze=freeze,
-            **saved.options,
-        )
+    extend(
+        model,
+        saved.method,
+        zero_init=saved.zero_init,
+        rope=saved.rope,
+        factor=saved.factor,
+        train_length=saved.train_length,
+        freeze=freeze,
+        **saved.options,
+    )
     for index, pe in enumerate(encodings_of(model)):
         own = {name.partition(".")[2]: t for name, t in tensors.items() if name.partition(".")[0] == str(index)}
         pe.load_state_dict(own)

@@ -421,8 +421,8 @@ class Exact:
             self.towards * self.values["output"]
         ).sum(-1, keepdim=True)
         d_d_logits = (d_weights * (brackets.abs() + d_p + delta) + self.weights * (d_p + delta)) * self.visible
-        # A key beside which all others add up to nothing in the sum of a row has the gradient 0 in `fused`. The exact one
-        # is what those others have, at most their weight, a few u, times the largest bracket.
+        # A key beside which all others vanish in the sum of a row has the gradient 0 in `fused`. The exact one is at
+        # most the weight of those others, a few u, times the largest bracket.
         d_d_logits = d_d_logits + torch.where(self.weights > 1 - 4 * u, self.d_logits.abs(), 0.0)
         known = self.d_logits.abs() + d_d_logits
         if rounding.weights:
