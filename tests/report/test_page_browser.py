@@ -381,7 +381,7 @@ def test_without_scripts_tables_and_claims_are_there(browser, page):
         browser.command("Emulation.setScriptExecutionDisabled", {"value": False})
     assert browser.count("svg.marks") == 0 and browser.count("#s1 .of-ours tbody tr") == 7
     hidden = "return [...document.querySelectorAll('.needs-script')].every(e => e.offsetParent === null)"
-    assert browser.run(hidden) and "6.616" in browser.run("return document.body.innerText")
+    assert browser.run(hidden) and "6.421" in browser.run("return document.body.innerText")
 
 
 # Hostile names -------------------------------------------------------------------------------------------------------
