@@ -61,9 +61,11 @@ class LanguageModelJob(Job):
             metric = "nll" if self.evaluation.protocol == "per_position" else "perplexity"
             yield Test(length, metric, lambda watch, length=length: perplexity(length, watch))
         if self.in_context:
-            windows = self.evaluation.windows
-            gain = lambda watch: [in_context_row(model, stream, subject, windows)]  # noqa: E731
-            yield Test(subject.train_length, "in_context_gain", gain)
+            yield Test(
+                subject.train_length,
+                "in_context_gain",
+                lambda _: [in_context_row(model, stream, subject, self.evaluation.windows)],
+            )
 
     def _subject(self, trainer: "LanguageModelTrainer", run: str) -> "Subject":
         from dape.evaluation.perplexity import Subject
