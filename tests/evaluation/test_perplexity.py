@@ -368,7 +368,7 @@ def evaluation(encoding, length):
     tokens = np.random.default_rng(0).integers(0, 257, length + 300).astype(np.uint16)
     stream = TokenStream([tokens], np.array([len(tokens)]))
     def run(length):
-        (found,) = measure(model, stream, EvalConfig(lengths=(length,), last_k=256, windows=1))
+        (found,) = measure(model, stream, EvalConfig(lengths=(length,), last_k=256, windows=1, reach=length))
         assert np.isfinite(found.nll).all() and found.nll.shape == (1, 256)
         assert 4 < found.mean < 8
     run(512)

@@ -10,8 +10,10 @@ from dape.errors import UsageError
 @takes_other_names
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(OtherNames):
-    """Sizes may also be given under the names of ``dape.build`` (``num_heads``, ``model_dim``) and of Hugging Face
-    (``num_hidden_layers``, ``hidden_size``, ...): ``dape.config.names`` has the table.
+    """The shape of a language model.
+
+    In Python and in files, sizes may also be given under the names of ``dape.build`` (``num_heads``, ``model_dim``) and
+    of Hugging Face (``num_hidden_layers``, ``hidden_size``, ...): ``dape.config.names`` has the table.
 
     >>> DecoderConfig(hidden_size=64, num_heads=4) == DecoderConfig(width=64, heads=4)
     True

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import index
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -35,7 +35,9 @@ __all__ = [
     "BidirectionalForm",
     "Grid",
     "Mix",
+    "Pieces",
     "PositionalEncoding",
+    "Ramp",
     "RelativeBias",
     "ScoreForm",
     "accurate",
@@ -64,6 +66,27 @@ class AttentionDims:
     """Width of the token embeddings; read by the encodings that act there."""
 
 
+class Pieces(NamedTuple):
+    """A piecewise linear function of one number for every head: ``slopes[p] * u + levels[p]`` for u above
+    ``kinks[p - 1]`` and up to ``kinks[p]``."""
+
+    kinks: Float[Tensor, " w"]
+    """Ascending."""
+    slopes: Float[Tensor, "p h"]
+    levels: Float[Tensor, "p h"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ramp:
+    """B as a piecewise linear function of one number per cell, a product of one of its lag and one of its row."""
+
+    at: Callable[..., Float[Tensor, "*s"]]
+    """``at(lag, causal=...)``: the number of a lag."""
+    on_rows: Callable[[Grid], Float[Tensor, "*b q"]]
+    """The numbers of a grid's rows."""
+    pieces: Callable[[], Pieces]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BiasSource:
     """Where B comes from."""
@@ -74,6 +97,8 @@ class BiasSource:
     """``on(module, grid)``; the module is an argument because the backward pass evaluates a copy of it."""
     at: Callable[..., Float[Tensor, "h *s"]] | None = None
     """``at(lag, causal=...)`` if B depends on the lag alone, so that a table over lags replaces the matrix."""
+    ramp: Ramp | None = None
+    """If B depends on the row too, but only by a factor of what its pieces read."""
 
 
 @dataclass(frozen=True, kw_only=True)

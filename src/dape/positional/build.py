@@ -26,6 +26,25 @@ def build(
 
     Options go to the part that knows them: ``build("randomized-dape-fire", ..., pool=2048, hidden=64, threshold=64)``.
     Whether attention is causal is not a property of the encoding: pass ``causal`` to ``attention()`` or ``bias()``.
+
+    Args:
+        name: from ``dape list`` or :func:`dape.encodings`, perhaps with ``randomized-`` in front.
+        num_heads: query heads.
+        head_dim: width of a head.
+        train_length: longest sequence seen in training.
+        model_dim: width of the token embeddings; by default ``num_heads * head_dim``.
+        options: of the encoding.
+
+    Returns:
+        A module with parameters, one per layer of a model.
+
+    Raises:
+        ValueError: a name that is not known, or a value that is not possible.
+        TypeError: an option that the encoding does not have.
+
+    >>> alibi = build("alibi", num_heads=2, head_dim=4, train_length=8)
+    >>> alibi.bias(torch.tensor([2]), torch.tensor([0, 1, 2]))[0]
+    tensor([[-0.1250, -0.0625, -0.0000]])
     """
     if not isinstance(name, str):
         raise TypeError(f"an encoding is built by its name, a string such as 'dape-kerple'; got {name!r}")

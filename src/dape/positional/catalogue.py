@@ -1,6 +1,6 @@
 """The catalogue of positional encodings: one line each. This module does not import torch, so listing is instant.
 
-To add an encoding: write ``positional/<name>.py`` and add its line to ``ENTRIES``. Outside of this package, call
+To add an encoding: write ``positional/<name>.py`` and add its line to ``_LINES``. Outside of this package, call
 :func:`register`. Names compose: ``dape-<base>`` and ``dape-v2-<base>`` put DAPE on a base that allows it,
 ``randomized-<anything>`` reads it through randomised positions.
 """
@@ -66,7 +66,13 @@ ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _LINES}
 
 
 def encodings() -> Mapping[str, Entry]:
-    """Every name :func:`dape.build` accepts, except that any of them may also be prefixed with ``randomized-``."""
+    """Every name :func:`dape.build` accepts, except that any of them may also be prefixed with ``randomized-``.
+
+    >>> encodings()["alibi"].equation
+    'A - m_h |i-j|'
+    >>> [name for name in encodings() if name.endswith("fire")]
+    ['fire', 'dape-fire', 'dape-v2-fire']
+    """
     return {**ENTRIES, **{e.name: e for base in ENTRIES.values() if base.dape for e in _dape_entries(base)}}
 
 
@@ -130,7 +136,26 @@ def register(
     extrapolates: str = "unknown",
     replace_existing: bool = False,
 ) -> None:
-    """Add an encoding of your own: :func:`dape.build`, and the DAPE wraps then know it by ``name``, in this process."""
+    """Add an encoding of your own: :func:`dape.build`, and the DAPE wraps then know it by ``name``, in this process.
+
+    Args:
+        name: letters, digits, ``-``, ``_`` and ``.``.
+        encoding: the class; keyword-only arguments of its ``__init__`` become options.
+        equation: what ``dape list`` shows.
+        extrapolates: likewise.
+        replace_existing: whether ``name`` may be taken already.
+
+    Raises:
+        ValueError: a name that is taken or cannot be typed.
+
+    >>> from dape import Dape, RelativeBias, build
+    >>> class Far(RelativeBias):
+    ...     def bias_at(self, lag, *, causal):
+    ...         return -lag.long().abs().expand(self.dims.num_heads, *lag.shape).to(self.precision)
+    >>> register("far", Far, replace_existing=True)
+    >>> isinstance(build("dape-far", num_heads=2, head_dim=4, train_length=8), Dape)
+    True
+    """
     from dape.positional.describe import describe_class
 
     if not name or not all(c.isalnum() or c in "-_." for c in name):

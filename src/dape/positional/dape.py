@@ -116,6 +116,9 @@ class DapeWrapper(PositionalEncoding):
 
 
 class Dape(DapeWrapper):
+    """DAPE on a base encoding: a small network f over the heads, at every pair of query and key. The equation is at the
+    top of this module; ``dape.build("dape-kerple", ...)`` makes one."""
+
     def __init__(
         self,
         dims: AttentionDims,

@@ -9,18 +9,23 @@ distance of the row.
 In the authors' program the activation is ReLU for FIRE alone and LeakyReLU inside DAPE; so here.
 """
 
+import math
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dape.modules import is_plain
 from dape.positional.base import (
     LEAKY_SLOPE,
     AdditiveBias,
     AttentionDims,
+    BiasSource,
     BidirectionalForm,
-    accurate,
+    Pieces,
+    Ramp,
     asymmetric_distance,
     require_choice,
     require_count,
@@ -60,19 +65,62 @@ class Fire(AdditiveBias):
         return {"activation": "leaky_relu", "mlp_width": hidden}
 
     def normalised_distance(self, grid: Grid) -> Float[Tensor, "*b q k"]:
-        c = accurate(self.c)
-        threshold = (accurate(self.threshold_multiplier) * self.threshold).abs()
-        reach = torch.stack([self._distance(lag, grid) for lag in grid.extreme_lags()]).amax(0)
-        far = torch.maximum(reach, threshold)
-        return psi(self._distance(grid.lag(), grid), c) / (psi(far, c) + EPSILON).unsqueeze(-1)
+        near = self._of_lag(grid.lag(), causal=grid.causal, dtype=self.precision)
+        return near / self._of_row(grid, self.precision).unsqueeze(-1)
+
+    def _of_lag(self, lag: Int[Tensor, "*s"], *, causal: bool, dtype: torch.dtype) -> Float[Tensor, "*s"]:
+        return psi(self._distance(lag, causal, dtype), self.c.to(dtype))
+
+    def _of_row(self, grid: Grid, dtype: torch.dtype) -> Float[Tensor, "*b q"]:
+        threshold = (self.threshold_multiplier.to(dtype) * self.threshold).abs()
+        reach = torch.stack([self._distance(lag, grid.causal, dtype) for lag in grid.extreme_lags()]).amax(0)
+        return psi(torch.maximum(reach, threshold), self.c.to(dtype)) + EPSILON
 
     def bias_on(self, grid: Grid) -> Float[Tensor, "*b h q k"]:
         u = self.normalised_distance(grid).unsqueeze(-3)
         hidden = nn.functional.leaky_relu(across_heads(self.first, u), self.slope)
         return across_heads(self.second, hidden)
 
-    def _distance(self, lag: Tensor, grid: Grid) -> Tensor:
-        return asymmetric_distance(lag, causal=grid.causal, form=self.bidirectional, dtype=self.precision)
+    def _distance(self, lag: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
+        return asymmetric_distance(lag, causal=causal, form=self.bidirectional, dtype=dtype)
+
+    # The same as a function of one number: the perceptron is linear between the points where a unit changes its slope.
+    # Of tables as small as these float64 costs nothing.
+
+    def source(self) -> BiasSource:
+        own = type(self).bias_on is Fire.bias_on and type(self).normalised_distance is Fire.normalised_distance
+        plain = all(is_plain(layer, Affine) and layer.bias is not None for layer in (self.first, self.second))
+        if not (own and plain):
+            return super().source()
+        exact = torch.float32 if self.c.device.type == "mps" else torch.float64
+        ramp = Ramp(
+            at=lambda lag, causal: self._of_lag(lag, causal=causal, dtype=exact),
+            on_rows=lambda grid: self._of_row(grid, exact).reciprocal(),
+            pieces=lambda: self._pieces(exact),
+        )
+        return replace(super().source(), ramp=ramp)
+
+    def _pieces(self, dtype: torch.dtype) -> Pieces:
+        assert self.first.bias is not None and self.second.bias is not None
+        w1, b1 = self.first.weight.to(dtype).squeeze(1), self.first.bias.to(dtype)
+        w2, b2 = self.second.weight.to(dtype), self.second.bias.to(dtype)
+        with torch.no_grad():
+            kinks, slopes = _units(w1, b1, self.slope, self.precision)
+        return Pieces(kinks, (slopes * w1) @ w2.t(), (slopes * b1) @ w2.t() + b2)
+
+
+def _units(
+    w1: Float[Tensor, " w"], b1: Float[Tensor, " w"], below: float, precision: torch.dtype
+) -> tuple[Float[Tensor, " w"], Float[Tensor, "p w"]]:
+    """Where units change their slope, and the slope of every unit in every piece."""
+    low, never = (torch.full_like(w1, x, dtype=precision) for x in (-math.inf, math.inf))
+    at = (-b1 / w1).to(precision)
+    # A unit is steep above 0 and not at 0: one that falls is no longer so at its kink, which ends the piece before.
+    at = torch.where(w1 == 0, never, torch.where(w1 < 0, at.nextafter(low), at))
+    kinks, order = at.sort(stable=True)
+    passed = torch.arange(len(w1) + 1, device=w1.device).unsqueeze(1) > order.argsort()
+    steep = torch.where(w1 == 0, b1 > 0, passed == (w1 > 0))
+    return kinks, torch.where(steep, torch.ones_like(w1), torch.full_like(w1, below))
 
 
 def psi(x: Float[Tensor, "*s"], c: Float[Tensor, ""]) -> Float[Tensor, "*s"]:

@@ -101,8 +101,19 @@ def draw_positions(
 ) -> Draw:
     """Draw randomised positions for sequences of up to ``length`` tokens.
 
-    ``both_sides`` draws the distances to future keys separately from those to past keys.
-    Without a generator the draw comes from torch's default CPU generator, as dropout's would.
+    Args:
+        length: tokens of the longest sequence.
+        pool: positions are drawn from 0 to ``pool - 1``, without repetition, and sorted.
+        generator: by default torch's own for the CPU, as dropout uses it.
+        both_sides: draw the distances to future keys separately from those to past keys.
+
+    Raises:
+        ValueError: a negative length, or one that is greater than ``pool``.
+
+    >>> drawn = draw_positions(4, pool=100, generator=torch.Generator().manual_seed(0))
+    >>> positions = drawn.positions.tolist()
+    >>> len(positions), positions == sorted(set(positions))
+    (4, True)
     """
     if length < 0:
         raise ValueError(f"cannot draw {length} positions; a length is 0 or more")

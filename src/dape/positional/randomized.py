@@ -23,6 +23,8 @@ NEEDS_A_DRAW = (
 
 
 class Randomized(PositionalEncoding):
+    """Any encoding, read at positions drawn at random from a larger pool (``dape.build("randomized-rope", ...)``)."""
+
     def __init__(
         self, base: PositionalEncoding, *, pool: int | None = None, both_sides: bool = False, draw: Draw | None = None
     ) -> None:

@@ -175,8 +175,8 @@ class Sizes:
         grid = self.grid
         (c, c_size), (m, m_size) = self.of(pe.c), self.of(pe.threshold_multiplier)
         lags = grid.extreme_lags()
-        reach = torch.stack([pe._distance(lag, grid) for lag in lags]).amax(0)
-        distance = pe._distance(grid.lag(), grid)
+        reach = torch.stack([pe._distance(lag, grid.causal, pe.precision) for lag in lags]).amax(0)
+        distance = pe._distance(grid.lag(), grid.causal, pe.precision)
         u = psi(distance, c) / (psi(torch.maximum(reach, (m * pe.threshold).abs()), c) + EPSILON).unsqueeze(-1)
         below = 1 / (psi(torch.maximum(reach, m_size * pe.threshold), c_size) + EPSILON).unsqueeze(-1)
         below = 2 * below.detach() - below  # a quotient falls with what it is divided by: sizes only rise

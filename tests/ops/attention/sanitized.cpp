@@ -5,6 +5,7 @@
 
 #include KERNEL
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <pthread.h>
@@ -63,7 +64,7 @@ Buffer random_numbers(long size) {
 }
 
 struct Sizes {
-  long batch, heads, kv_heads, queries, keys, width, value_width, hidden, causal, masked, apart, threads;
+  long batch, heads, kv_heads, queries, keys, width, value_width, hidden, causal, masked, apart, threads, ramps;
 };
 
 View rows_of(float* at, long heads, long rows, long width) { return {at, heads * rows * width, rows * width, width}; }
@@ -103,8 +104,13 @@ void attend(const Sizes& s) {
   c.width = s.width, c.value_width = s.value_width, c.hidden = s.hidden, c.threads = s.threads;
   c.causal = s.causal, c.offset = s.causal ? s.keys - s.queries : 0;
   c.wa = wa.at(), c.w2 = w2.at(), c.mask = s.masked ? mask.at() : nullptr;
-  c.fixed = {fixed.at() + s.queries - 1, 0, lags + LANES, -1};
-  if (s.hidden) c.pre = {pre.at() + s.queries - 1, 0, lags + LANES, -1};
+  const long channels = s.heads + s.hidden, pieces = 6;
+  Buffer table = random_numbers(lags + LANES), rows = random_numbers(s.batch * s.queries), kinks = random_numbers(pieces - 1);
+  Buffer slopes = random_numbers(pieces * channels), levels = random_numbers(pieces * channels);
+  std::sort(kinks.at(), kinks.at() + kinks.size);
+  if (s.ramps) c.ramp = {table.at() + s.queries - 1, rows.at(), s.queries, kinks.at(), pieces, slopes.at(), levels.at()};
+  else c.fixed = {fixed.at() + s.queries - 1, 0, lags + LANES, -1};
+  if (s.hidden && !s.ramps) c.pre = {pre.at() + s.queries - 1, 0, lags + LANES, -1};
   c.k = rows_of(k.at(), s.kv_heads, s.keys, s.width), c.v = rows_of(v.at(), s.kv_heads, s.keys, s.value_width);
   c.out = tokens_first(out.at(), s.heads, s.queries, s.value_width), c.softmax = rows_of(softmax.at(), s.heads, s.queries, 2);
   c.few_rows = few, c.factor = 1.0f;
@@ -136,8 +142,11 @@ void attend(const Sizes& s) {
   Backward g = {};
   g.wa_plain = wa.at(), g.w2_plain = w2.at(), g.parts = shares;
   g.d_q = tokens_first(d_q.at(), s.heads, s.queries, s.width);
-  g.d_fixed = s.masked ? nullptr : d_fixed.at() + s.queries - 1, g.fixed_span = g.d_fixed ? fixed.size : 0;
-  g.d_pre = s.hidden ? d_pre.at() + s.queries - 1 : nullptr, g.pre_span = s.hidden ? pre.size : 0;
+  g.d_fixed = s.masked || s.ramps ? nullptr : d_fixed.at() + s.queries - 1, g.fixed_span = g.d_fixed ? fixed.size : 0;
+  g.d_pre = s.hidden && !s.ramps ? d_pre.at() + s.queries - 1 : nullptr, g.pre_span = g.d_pre ? pre.size : 0;
+  Buffer d_table(s.threads * table.size), d_rows(rows.size), d_slopes(s.threads * slopes.size), d_levels(s.threads * levels.size);
+  if (s.ramps) g.d_table = d_table.at() + s.queries - 1, g.table_span = table.size, g.d_rows = d_rows.at();
+  if (s.ramps) g.d_slopes = d_slopes.at(), g.d_levels = d_levels.at();
   g.d_wa = d_wa.at(), g.d_w2 = d_w2.at();
   c.apart = s.apart;
   c.q = s.apart ? rows_of(q.at(), s.heads, s.queries, s.width) : q_rows;
@@ -163,7 +172,8 @@ int main() {
   for (const auto& x : shapes)
     for (long causal = 0; causal < 2; causal++)
       for (long masked = 0; masked < 2; masked++)
-        for (long apart = 0; apart < 2; apart++, calls++)
-          attend({apart ? 5 : 2, x[0], x[1], x[2], x[3], x[4], x[5], x[6], causal, masked, apart, 3});
+        for (long apart = 0; apart < 2; apart++)
+          for (long ramps = 0; ramps < 2; ramps++, calls++)
+            attend({apart ? 5 : 2, x[0], x[1], x[2], x[3], x[4], x[5], x[6], causal, masked, apart, 3, ramps});
   std::printf("%ld calls, forward and backward, 3 threads\n", calls);
 }

@@ -33,21 +33,24 @@ def gradients(pe, inputs: list[Tensor], function=dape.attention, **call) -> dict
     return {name: x.grad for name, x in wanted.items()}
 
 
-def test_chosen_for_fire_and_for_positions_that_are_no_single_run():
+def test_chosen_for_positions_that_are_no_single_run():
     q, k, v = draw(2, 9)
     scattered = torch.arange(9) * 3
     per_item = torch.stack([torch.arange(9), torch.arange(9) + 4])
     document = torch.arange(9) // 4
     calls = [
-        ("fire", {}),
-        ("dape-fire", {"impl": "auto"}),
+        ("fire", {"q_pos": scattered, "k_pos": scattered}),
+        ("dape-fire", {"impl": "auto", "q_document": document, "k_document": document}),
+        ("dape-fire bias_only", {}),
         ("kerple", {"q_pos": scattered, "k_pos": scattered}),
         ("dape-rope", {"q_pos": per_item, "k_pos": per_item}),
         ("rope", {"q_document": document, "k_document": document}),
     ]
     for name, call in calls:
         call = {"impl": "blocked", **call}
-        assert dape.attention(q, k, v, make(name), explain=True, **call)[1].kernel == "bias tiles", name
+        name, *variant = name.split()
+        pe = make(name, **({"variant": variant[0]} if variant else {}))
+        assert dape.attention(q, k, v, pe, explain=True, **call)[1].kernel == "bias tiles", name
 
 
 @pytest.mark.parametrize("causal", [True, False])

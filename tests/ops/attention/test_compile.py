@@ -31,7 +31,7 @@ def training_step(attention, pe, length: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("name", ["alibi", "kerple", "dape-kerple"])
+@pytest.mark.parametrize("name", ["alibi", "kerple", "dape-kerple", "fire", "dape-fire"])
 def test_blocked_forward_and_backward(name, backend):
     torch.manual_seed(0)
     pe = dape.build(name, num_heads=HEADS, head_dim=WIDTH, train_length=16)

@@ -155,7 +155,7 @@ SITUATIONS = {
 
 KERNELS = {
     "lag tables": ["kerple", "dape-kerple concat_residual", "dape-yarn", "randomized-dape-kerple"],
-    "bias tiles": ["fire", "dape-fire", "dape-fire concat"],
+    "lag ramps": ["fire", "dape-fire", "dape-fire concat"],  # bias tiles where positions are no single run
     "row blocks": ["transformer-xl", "cope", "dape-v2-kerple"],
 }
 
@@ -273,7 +273,7 @@ ALWAYS, NEVER = 0, 1 << 40  # threads take whole items and lay them out themselv
     ("label", "causal", "situation", "many_items"),
     thinned(
         5,
-        [case for case in COMPILED if case[0] in {*KERNELS["lag tables"], *KERNELS["bias tiles"]}],
+        [case for case in COMPILED if case[0] in {*KERNELS["lag tables"], *KERNELS["lag ramps"]}],
         [*SITUATIONS],
         [ALWAYS, NEVER],
     ),

@@ -10,6 +10,7 @@ from dape.ops.attention.lag_tables import lag_attention
 
 HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 3, 5
 NAMES = ("q", "k", "v", "static", "wa", "pre", "w2")
+NO_RAMPS = (None, None, None)  # table, rows and kinks
 
 
 def make_inputs(
@@ -94,10 +95,12 @@ def test_fake_kernels_tell_the_truth(mix, layout, table_dtype, engine):
     inputs = [None if x is None else x.requires_grad_() for x in inputs]
     operators = torch.ops.dape
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(operators.lag_attention.default, (*inputs, None, 3, True, engine), test_utils=tests)
+    torch.library.opcheck(
+        operators.lag_attention.default, (*inputs, *NO_RAMPS, None, 3, True, engine), test_utils=tests
+    )
     with torch.no_grad():
-        out, lse = operators.lag_attention(*inputs, None, 3, True, engine)
+        out, lse = operators.lag_attention(*inputs, *NO_RAMPS, None, 3, True, engine)
         tests = ("test_schema", "test_faketensor")
         for learns_static in (False, True):
-            backward = (torch.ones_like(out), out, lse, *inputs, None, 3, True, engine, learns_static)
+            backward = (torch.ones_like(out), out, lse, *inputs, *NO_RAMPS, None, 3, True, engine, learns_static)
             torch.library.opcheck(operators.lag_attention_backward.default, backward, test_utils=tests)

@@ -45,7 +45,9 @@ DOCUMENTS = {"q_document": torch.arange(9) // 5, "k_document": torch.arange(9) /
         ("dape-kerple", "auto", {}, (COMPILED, "lag tables"), "one table serves all rows"),
         ("dape-rope", "auto", {}, (COMPILED, "lag tables"), "one table serves all rows"),
         ("randomized-dape-alibi", "auto", {}, (COMPILED, "lag tables"), "one table serves all rows"),
-        ("dape-fire", "auto", {}, (COMPILED, "bias tiles"), "more than the lag"),
+        ("dape-fire", "auto", {}, (COMPILED, "lag ramps"), "piecewise linear"),
+        ("fire", "blocked", {}, ("blocked", "lag ramps"), "piecewise linear"),
+        ("dape-fire", "auto", SCATTERED, (COMPILED, "bias tiles"), "not one consecutive run"),
         ("cope", "auto", {}, ("reference", "whole matrix"), "no closed form"),
         ("cope", "blocked", {}, ("blocked", "row blocks"), "whole rows"),
         ("transformer-xl", "auto", {}, ("reference", "whole matrix"), "small"),
@@ -87,8 +89,9 @@ def test_what_was_chosen_is_what_runs(call, kernel, monkeypatch):
     [
         ("kerple", 48, 48, False, False, True),
         ("kerple", 48, 48, False, True, False),
-        ("fire", 48, 48, False, True, True),
-        ("fire", 49, 49, False, True, False),
+        ("fire", 48, 48, False, False, True),
+        ("fire", 49, 49, False, False, False),
+        ("fire", 48, 48, False, True, False),
         ("kerple", 1, 9, False, False, True),
         ("kerple", 9, 9, True, False, False),
         ("dape-kerple", 9, 9, False, False, False),
@@ -143,8 +146,9 @@ def test_attention_is_causal_unless_asked(impl):
     assert torch.equal(dape.attention(*inputs, pe, impl=impl), dape.attention(*inputs, pe, impl=impl, causal=True))
 
 
-@pytest.mark.parametrize(("width", "kernel"), [(31, "bias tiles"), (32, "whole matrix")])
-def test_heads_of_32_are_wide(width, kernel):
+@pytest.mark.parametrize(("width", "kernel"), [(31, "lag ramps"), (32, "whole matrix")])
+def test_heads_of_32_are_wide(width, kernel, monkeypatch):
+    monkeypatch.setattr(cpp, "why_not_compiled", lambda q: "it is not")
     pe = dape.build("fire", num_heads=2, head_dim=width, train_length=16)
     inputs = [torch.randn(1, 2, 9, width) for _ in range(3)]
     assert dape.attention(*inputs, pe, causal=False, explain=True)[1].kernel == kernel

@@ -14,7 +14,7 @@ from dape.ops.attention.parallel import balanced_shares, run_shares
 
 HEADS, WIDTH = 4, 8
 
-both_kernels = pytest.mark.parametrize("name", ["dape-kerple", "dape-fire"])  # lag tables, bias tiles
+both_kernels = pytest.mark.parametrize("name", ["dape-kerple", "dape-fire"])  # lag tables, lag ramps
 
 
 @pytest.fixture(autouse=True)

@@ -108,7 +108,7 @@ def test_situations(label, causal, situation):
         (label, causal, situation)
         for label, causal in COMPILED
         for situation in SITUATIONS
-        if label in {*KERNELS["lag tables"], *KERNELS["bias tiles"]} and (label, causal, situation) not in FAST
+        if label in {*KERNELS["lag tables"], *KERNELS["lag ramps"]} and (label, causal, situation) not in FAST
     ],
 )
 def test_other_situations(label, causal, situation):

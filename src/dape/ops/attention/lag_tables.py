@@ -1,4 +1,5 @@
-"""Attention whose position terms are tables over lags: memory linear in the length.
+"""Attention whose position terms are tables over lags, or functions of one number per cell that is a product of such a
+table and a number per row: memory linear in the length.
 
 An opaque operator for torch.compile, so that one graph serves all lengths; autograd carries the gradients of the tables
 on to the parameters they were made from.
@@ -8,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dape.ops.attention.engines.base import Call, LagTerms
+from dape.ops.attention.engines.base import Call, LagTerms, RampTerms, Tables
 from dape.ops.attention.engines.catalogue import ENGINES
 from dape.positional.base import accumulation_dtype
 
@@ -18,10 +19,13 @@ def lag_attention(
     k: Float[Tensor, "b g k d"],
     v: Float[Tensor, "b g k e"],
     *,
-    static: Float[Tensor, "h n"] | None,
+    static: Float[Tensor, "h n"] | Float[Tensor, "2 p h"] | None,
     wa: Float[Tensor, "D h"] | None = None,
-    pre: Float[Tensor, "D n"] | None = None,
+    pre: Float[Tensor, "D n"] | Float[Tensor, "2 p D"] | None = None,
     w2: Float[Tensor, "h D"] | None = None,
+    table: Float[Tensor, " n"] | None = None,
+    rows: Float[Tensor, "#b q"] | None = None,
+    kinks: Float[Tensor, " w"] | None = None,
     key_padding_mask: Bool[Tensor, "b k"] | None,
     offset: int,
     causal: bool,
@@ -29,11 +33,26 @@ def lag_attention(
 ) -> Float[Tensor, "b h q e"]:
     """``A + static[lag] + w2 . leaky(wa . A + pre[lag])``; differentiable in every floating-point input.
 
-    ``static`` and ``pre`` run from the largest lag, ``offset + queries - 1``, downwards. ``engine``: a name from
-    ``engines/catalogue.py``.
+    ``static`` and ``pre`` run from the largest lag, ``offset + queries - 1``, downwards; with ``table``, ``rows`` and
+    ``kinks`` they are slopes and levels (:class:`RampTerms`). ``engine``: a name from ``engines/catalogue.py``.
     """
     # The operator keeps its output as computed: the backward pass takes a difference in which rounding would show.
-    return _forward(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, engine)[0].to(q.dtype)
+    out, _ = _forward(q, k, v, static, wa, pre, w2, table, rows, kinks, key_padding_mask, offset, causal, engine)
+    return out.to(q.dtype)
+
+
+def _terms(
+    static: Tensor | None,
+    pre: Tensor | None,
+    table: Tensor | None,
+    rows: Tensor | None,
+    kinks: Tensor | None,
+    learns_static: bool = False,
+) -> Tables:
+    if table is None:
+        return LagTerms(static, pre, learns_static)
+    assert static is not None and rows is not None and kinks is not None
+    return RampTerms(static, pre, table, rows, kinks)
 
 
 @torch.library.custom_op("dape::lag_attention", mutates_args=())
@@ -45,17 +64,20 @@ def _forward(
     wa: Tensor | None,
     pre: Tensor | None,
     w2: Tensor | None,
+    table: Tensor | None,
+    rows: Tensor | None,
+    kinks: Tensor | None,
     key_padding_mask: Tensor | None,
     offset: int,
     causal: bool,
     engine: str,
 ) -> tuple[Tensor, Tensor]:
     call = Call(q, k, v, wa, w2, key_padding_mask, offset if causal else None)
-    return ENGINES[engine].forward(call, LagTerms(static, pre))
+    return ENGINES[engine].forward(call, _terms(static, pre, table, rows, kinks))
 
 
 @_forward.register_fake
-def _(q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, engine):
+def _(q, k, v, static, wa, pre, w2, table, rows, kinks, key_padding_mask, offset, causal, engine):
     dtype = accumulation_dtype(q.dtype)
     batch, heads, queries, _ = q.shape
     softmax = q.new_empty(batch, heads, queries, 2, dtype=dtype)
@@ -76,23 +98,29 @@ def _backward(
     wa: Tensor | None,
     pre: Tensor | None,
     w2: Tensor | None,
+    table: Tensor | None,
+    rows: Tensor | None,
+    kinks: Tensor | None,
     key_padding_mask: Tensor | None,
     offset: int,
     causal: bool,
     engine: str,
     learns_static: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, static, wa, pre, w2; an empty tensor stands for an absent input's, and for that of a static
-    table nobody asks for (ALiBi's has nothing to learn)."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, static, wa, pre, w2, table, rows; an empty tensor stands for an absent input's, and for
+    that of a static table nobody asks for (ALiBi's has nothing to learn)."""
     call = Call(q, k, v, wa, w2, key_padding_mask, offset if causal else None)
-    found = ENGINES[engine].backward(call, LagTerms(static, pre, learns_static), grad, out, softmax)
-    wanted = (q, k, v, static if learns_static else None, wa, pre, w2)
-    grads = (*found[:3], found.terms[0], found.wa, found.terms[1], found.w2)
-    d_q, d_k, d_v, d_static, d_wa, d_pre, d_w2 = (
+    terms = _terms(static, pre, table, rows, kinks, learns_static)
+    found = ENGINES[engine].backward(call, terms, grad, out, softmax)
+    wanted = (q, k, v, static if learns_static else None, wa, pre, w2, table, rows)
+    d_static, d_pre, *of_ramps = found.terms
+    grads = (*found[:3], d_static, found.wa, d_pre, found.w2, *(of_ramps or (None, None)))
+    d_q, d_k, d_v, *others = (
         q.new_empty(0) if x is None or t is None else t.to(x.dtype) for t, x in zip(grads, wanted, strict=True)
     )
+    d_static, d_wa, d_pre, d_w2, d_table, d_rows = (x.contiguous() for x in others)
     d_q, d_k, d_v = (_as_announced(x, engine) for x in (d_q, d_k, d_v))
-    return d_q, d_k, d_v, d_static.contiguous(), d_wa.contiguous(), d_pre.contiguous(), d_w2.contiguous()
+    return d_q, d_k, d_v, d_static, d_wa, d_pre, d_w2, d_table, d_rows
 
 
 def _as_announced(x: Float[Tensor, "b h t d"], engine: str) -> Float[Tensor, "b h t d"]:
@@ -102,8 +130,10 @@ def _as_announced(x: Float[Tensor, "b h t d"], engine: str) -> Float[Tensor, "b 
 
 
 @_backward.register_fake
-def _(grad, out, softmax, q, k, v, static, wa, pre, w2, key_padding_mask, offset, causal, engine, learns_static):
-    learned = (static if learns_static else None, wa, pre, w2)
+def _(
+    grad, out, softmax, q, k, v, static, wa, pre, w2, table, rows, kinks, mask, offset, causal, engine, learns_static
+):
+    learned = (static if learns_static else None, wa, pre, w2, table, rows)
     tables = (q.new_empty(0) if t is None else t.new_empty(t.shape) for t in learned)
     return (*(_as_announced(x.new_empty(x.shape), engine) for x in (q, k, v)), *tables)
 
@@ -121,10 +151,10 @@ def _autograd_backward(ctx, grad, _grad_softmax):
     out, softmax, *tensors = ctx.saved_tensors
     if grad is None:
         return (None,) * (len(tensors) + 3)
-    asked = ctx.needs_input_grad[: len(tensors) - 1]
+    asked = ctx.needs_input_grad[: len(tensors) - 2]  # kinks and the mask have no gradient
     grads = _backward(grad, out, softmax, *tensors, ctx.offset, ctx.causal, ctx.engine, asked[_STATIC])
     present = [g if needed else None for g, needed in zip(grads, asked, strict=True)]
-    return (*present, None, None, None, None)
+    return (*present, None, None, None, None, None)
 
 
 _forward.register_autograd(_autograd_backward, setup_context=_setup_context)

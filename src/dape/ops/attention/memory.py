@@ -1,7 +1,7 @@
 """Tables over lags that outlive a call: when decoding, each token asks for those of the one before and one lag more."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,10 +21,15 @@ LEAST_ROOM = 256
 class LagTables:
     """Everything of the logits that does not depend on content, once per lag, largest lag first."""
 
-    static: Float[Tensor, "h n"] | None
-    pre: Float[Tensor, "D n"] | None
+    static: Float[Tensor, "h n"] | Float[Tensor, "2 p h"] | None
+    pre: Float[Tensor, "D n"] | Float[Tensor, "2 p D"] | None
+    table: Float[Tensor, " n"] | None = None
+    """Of ramps, as ``engines/base.py`` has them; the rows' numbers are those of a call."""
+    kinks: Float[Tensor, " w"] | None = None
 
     def part(self, first: int, count: int) -> "LagTables":
+        if self.table is not None:
+            return replace(self, table=self.table[first : first + count])
         static, pre = (None if t is None else t[:, first : first + count] for t in (self.static, self.pre))
         return LagTables(static, pre)
 
@@ -71,8 +76,12 @@ class LagMemory:
             assert self._tables is not None
             mix = form.mix
             wa, w2 = (None, None) if mix is None else (mix.wa, mix.w2)
-            lags = self._room + FEW_QUERIES - 1
-            self._prepared = Prepared.of(self._tables.static, self._tables.pre, wa, w2, heads, lags, self._room)
+            lags, kept = self._room + FEW_QUERIES - 1, self._tables
+            if kept.table is None:
+                self._prepared = Prepared.of(kept.static, kept.pre, wa, w2, heads, lags, self._room)
+            else:
+                assert kept.kinks is not None and kept.static is not None
+                self._prepared = Prepared.of_ramps(kept.table, kept.kinks, kept.static, kept.pre, wa, w2)
         return self._prepared
 
 

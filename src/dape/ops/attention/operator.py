@@ -23,7 +23,7 @@ from dape.ops.attention.lag_tables import lag_attention
 from dape.ops.attention.memory import LagMemory, LagTables
 from dape.ops.attention.reference import nothing_to_see, reference_attention
 from dape.ops.attention.row_blocks import row_block_attention
-from dape.positional.base import PositionalEncoding, ScoreForm, closed_form, share_heads
+from dape.positional.base import PositionalEncoding, Ramp, ScoreForm, closed_form, share_heads
 from dape.positional.grid import Grid
 
 Impl = Literal["auto", "reference", "blocked", "fused", "triton", "sdpa"]
@@ -41,7 +41,7 @@ class Choice:
     """Which implementation computes a call, and why."""
 
     impl: Literal["reference", "blocked", "fused", "triton", "sdpa"]
-    kernel: Literal["whole matrix", "lag tables", "bias tiles", "row blocks", "torch sdpa"]
+    kernel: Literal["whole matrix", "lag tables", "lag ramps", "bias tiles", "row blocks", "torch sdpa"]
     reason: str
 
 
@@ -171,16 +171,16 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, 
     cells = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if form is None and cells <= SMALL_CELLS:
         return Choice("reference", "whole matrix", "logits have no closed form, and the matrix is small")
-    blocked = _choose_blocked(grid, form)
     if form is None:
-        return blocked
+        return _choose_blocked(grid, form)
     engine = next(engine for engine in ENGINES.values() if engine.serves(q.device))
     found = _judge(engine.name, q, k, v, grid, form)
     short = form.mix is None and cells <= SHORT_CELLS and _is_short(q, k, grid)
-    if short and not (found.ok and blocked.kernel == "lag tables"):
+    chosen = replace(_choose_blocked(grid, form, engine.name), impl=engine.name)
+    if short and not (found.ok and chosen.kernel != "bias tiles"):
         return Choice("reference", "whole matrix", "so few keys that the matrix is faster than tiles of it")
     words = found.words if found.ok or engine.name != "fused" else f"not compiled: {found.words}"
-    chosen = replace(blocked, impl=engine.name) if found.ok else blocked
+    chosen = chosen if found.ok else _choose_blocked(grid, form)
     return _with_reason(chosen, words) if words else chosen
 
 
@@ -208,16 +208,20 @@ def _choose_kernel(
     found = _judge(impl, q, k, v, grid, form)
     if not found.ok:
         raise ValueError(f"impl={impl!r} is not possible: {found.words}; use impl='auto'")
-    choice = replace(_choose_blocked(grid, form), impl=impl)
+    choice = replace(_choose_blocked(grid, form, impl), impl=impl)
     return _with_reason(choice, found.words) if found.words else choice
 
 
-def _choose_blocked(grid: Grid, form: ScoreForm | None) -> Choice:
+def _choose_blocked(grid: Grid, form: ScoreForm | None, engine: str = "blocked") -> Choice:
+    """In which way ``engine`` computes a call, as if it were ``blocked``."""
     if form is None:
         return Choice("blocked", "row blocks", "logits have no closed form: whole rows at a time")
     if grid.offset is None or grid.q_document is not None:
         return Choice("blocked", "bias tiles", "several documents, or positions that are not one consecutive run")
     if form.source is not None and form.source.at is None:
+        if form.source.ramp is not None and ENGINES[engine].takes_ramps:
+            words = "B is piecewise linear in a number of the lag times one of the row: small tables serve all cells"
+            return Choice("blocked", "lag ramps", words)
         return Choice("blocked", "bias tiles", "B depends on more than the lag: it is evaluated on each tile")
     return Choice("blocked", "lag tables", "B depends on the lag alone: one table serves all rows")
 
@@ -244,7 +248,7 @@ def _run(
         case "bias tiles":
             assert form is not None
             return bias_tile_attention(q, k, v, form, grid, engine=choice.impl)
-        case "lag tables":
+        case "lag tables" | "lag ramps":
             assert form is not None
             return _by_lag_tables(q, k, v, pe, form, grid, memory, engine=choice.impl)
 
@@ -263,10 +267,13 @@ def _by_lag_tables(
     assert grid.offset is not None
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     count = queries + keys - 1
+    ramp = None if form.source is None or form.source.at is not None else form.source.ramp
+    # Of items that share their positions, or of each.
+    rows = None if ramp is None else ramp.on_rows(grid).reshape(-1, queries)
     if memory is not None and memory.serves(grid, queries, keys):
         kept, first = memory.tables(pe, keys, q.device, lambda lags: _lag_tables(form, grid, lags, heads))
         if engine == "fused":
-            return memory.prepared(form, heads).attend(q, k, v, grid.key_padding_mask, first)
+            return memory.prepared(form, heads).attend(q, k, v, grid.key_padding_mask, first, rows)
         tables = kept.part(first, count)
     else:
         lags = (grid.offset + queries - 1) - torch.arange(count, device=q.device)
@@ -279,6 +286,9 @@ def _by_lag_tables(
         wa=None if form.mix is None else form.mix.wa,
         pre=tables.pre,
         w2=None if form.mix is None else form.mix.w2,
+        table=tables.table,
+        rows=rows,
+        kinks=tables.kinks,
         key_padding_mask=grid.key_padding_mask,
         offset=grid.offset,
         causal=grid.causal,
@@ -289,6 +299,8 @@ def _by_lag_tables(
 def _lag_tables(form: ScoreForm, grid: Grid, lags: Int[Tensor, " n"], heads: int) -> LagTables:
     """Evaluate everything that does not depend on content once per lag."""
     bias = None
+    if form.source is not None and form.source.at is None and form.source.ramp is not None:
+        return _ramp_tables(form, form.source.ramp, grid, lags)
     if form.source is not None and form.source.at is not None:
         bias = form.source.at(grid.read_lag(lags), causal=grid.causal)
         check_bias_shape(bias, (heads, len(lags)))
@@ -299,6 +311,21 @@ def _lag_tables(form: ScoreForm, grid: Grid, lags: Int[Tensor, " n"], heads: int
     static = bias + b2 if bias is not None and form.adds_bias else b2.expand(-1, len(lags))
     pre = mix.wb @ bias + b1 if bias is not None and mix.wb is not None else b1.expand(-1, len(lags))
     return LagTables(static, pre)
+
+
+def _ramp_tables(form: ScoreForm, ramp: Ramp, grid: Grid, lags: Int[Tensor, " n"]) -> LagTables:
+    kinks, slopes, levels = ramp.pieces()
+    table = ramp.at(grid.read_lag(lags), causal=grid.causal)
+    bias, mix = torch.stack([slopes, levels]), form.mix
+    if mix is None:
+        return LagTables(bias, None, table, kinks)
+
+    def with_constant(x: Tensor, constant: Tensor) -> Tensor:
+        return torch.stack([x[0], x[1] + constant])
+
+    static = with_constant(bias if form.adds_bias else torch.zeros_like(bias), mix.b2)
+    weighted = bias.new_zeros(*bias.shape[:2], len(mix.b1)) if mix.wb is None else bias @ mix.wb.t().to(bias.dtype)
+    return LagTables(static, with_constant(weighted, mix.b1), table, kinks)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:

@@ -3,8 +3,9 @@
     logits = A + static + w2 . leaky(wa . A + pre),        static = B + b2, pre = wb . B + b1 (either may be absent)
 
 forward and backward, without ever holding a whole matrix. Everything of the logits that no content enters, its *terms*,
-comes in one of two kinds: tables over lags (:class:`LagTerms`) or evaluated on cells (:class:`CellTerms`). A further
-kind of term is a further class here, and a further branch in each engine.
+comes in one of three kinds: tables over lags (:class:`LagTerms`), functions of one number per cell
+(:class:`RampTerms`), or evaluated on cells (:class:`CellTerms`). A further kind of term is a further class here, and a
+further branch in each engine.
 """
 
 from abc import ABC, abstractmethod
@@ -72,6 +73,25 @@ class LagTerms:
 
 
 @dataclass(frozen=True)
+class RampTerms:
+    """Piecewise linear functions of ``table[lag] * rows[i]``: a slope and a level in each piece p, above
+    ``kinks[p - 1]`` and up to ``kinks[p]``. The causal mask is not in them."""
+
+    static: Float[Tensor, "2 p h"]
+    """Slopes and levels."""
+    pre: Float[Tensor, "2 p D"] | None
+    table: Float[Tensor, " n"]
+    """Like the tables of :class:`LagTerms`."""
+    rows: Float[Tensor, "#b q"]
+    kinks: Float[Tensor, " w"]
+    """Ascending; one less than pieces."""
+
+
+Tables = LagTerms | RampTerms
+"""Of every lag, so that they serve all rows at once."""
+
+
+@dataclass(frozen=True)
 class RowBlock:
     first: int
     rows: int
@@ -120,7 +140,8 @@ class Found(NamedTuple):
     wa: Float[Tensor, "D h"] | None
     w2: Float[Tensor, "h D"] | None
     terms: Any
-    """Of tables: those of static and pre. Of terms on cells: the sums they gave."""
+    """Of tables: those of static and pre, and of ramps those of table and rows too. Of terms on cells: the sums they
+    gave."""
 
 
 class Engine(Protocol):
@@ -130,6 +151,8 @@ class Engine(Protocol):
     """In the output the heads of a token lie beside each other, as the next projection wants them."""
     gradient_heads_beside: bool
     """And in the gradients of q, k and v."""
+    takes_ramps: bool
+    """Whether it knows :class:`RampTerms`; the same encodings can be evaluated on cells."""
 
     def serves(self, device: torch.device) -> bool:
         """Whether ``auto`` asks it there, before the next one of the list."""
@@ -139,14 +162,12 @@ class Engine(Protocol):
         """Whether it can take a call, with tables over lags or terms on cells, and computes it rightly."""
         ...
 
-    def forward(self, call: Call, terms: LagTerms | CellTerms) -> tuple[Tensor, Tensor]:
+    def forward(self, call: Call, terms: Tables | CellTerms) -> tuple[Tensor, Tensor]:
         """Output [b, h, q, e], and per row [b, h, q, 2] the largest logit (base 2) and the sum of the weights under
         it."""
         ...
 
-    def backward(
-        self, call: Call, terms: LagTerms | CellTerms, grad: Tensor, out: Tensor, softmax: Tensor
-    ) -> Found: ...
+    def backward(self, call: Call, terms: Tables | CellTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found: ...
 
 
 class KernelEngine(ABC):
@@ -170,26 +191,26 @@ class KernelEngine(ABC):
         """Output and softmax, to be filled."""
 
     @abstractmethod
-    def tables(self, attention: Any, call: Call, terms: LagTerms) -> Any:
+    def tables(self, attention: Any, call: Call, terms: Any) -> Any:
         """As the kernel reads them."""
 
     @abstractmethod
     def cells(self, attention: Any, call: Call, terms: TileTerms, block: RowBlock) -> Any:
         """Likewise, of a block of rows."""
 
-    def forward(self, call: Call, terms: LagTerms | RowTerms) -> tuple[Tensor, Tensor]:
+    def forward(self, call: Call, terms: Tables | RowTerms) -> tuple[Tensor, Tensor]:
         attention, (out, softmax) = self.attention(call), self.outputs(call)
-        if isinstance(terms, LagTerms):
+        if isinstance(terms, Tables):
             attention.forward(self.tables(attention, call, terms), out, softmax, _all_rows(call))
             return out, softmax
         for block in self._blocks(call, terms):
             attention.forward(self.cells(attention, call, terms.on_rows(block), block), out, softmax, block)
         return out, softmax
 
-    def backward(self, call: Call, terms: LagTerms | RowTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found:
+    def backward(self, call: Call, terms: Tables | RowTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found:
         attention = self.attention(call)
         found = attention.backward(grad, out, softmax)
-        if isinstance(terms, LagTerms):
+        if isinstance(terms, Tables):
             of_terms = found.rows(self.tables(attention, call, terms), _all_rows(call))
         else:
             of_terms = terms.sums()

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dape.ops.attention.engines.base import Call, KernelEngine, LagTerms, RowBlock, Verdict
+from dape.ops.attention.engines.base import Call, KernelEngine, RampTerms, RowBlock, Tables, Verdict
 from dape.ops.attention.fused import library
 from dape.ops.attention.fused.available import why_not_compiled
-from dape.ops.attention.fused.run import LOG2_E, Attention, Mixer, Term, Terms, outputs
+from dape.ops.attention.fused.run import LOG2_E, Attention, Mixer, Ramps, Term, Terms, outputs
 from dape.ops.attention.tiles import TileTerms
 from dape.positional.base import ScoreForm
 from dape.positional.grid import Grid
@@ -21,6 +21,7 @@ class Cpp(KernelEngine):
     heads_beside = gradient_heads_beside = True
     block_bytes = 24 << 20
     fewest_rows = 16
+    takes_ramps = True
 
     def serves(self, device: torch.device) -> bool:
         return True
@@ -36,7 +37,9 @@ class Cpp(KernelEngine):
     def outputs(self, call: Call) -> tuple[Tensor, Tensor]:
         return outputs(call.q, call.v)
 
-    def tables(self, attention: Attention, call: Call, terms: LagTerms) -> Terms:
+    def tables(self, attention: Attention, call: Call, terms: Tables) -> Terms | Ramps:
+        if isinstance(terms, RampTerms):
+            return Ramps.of(terms.table, terms.kinks, terms.static, terms.pre).on_rows(terms.rows, 0)
         lags = call.queries + call.keys - 1
         laid_out = _laid_out(terms.static, terms.pre, call.q.shape[1], lags, call.first_hidden)
         learns = terms.static is not None and terms.learns_static
@@ -54,7 +57,7 @@ class Cpp(KernelEngine):
 class Prepared:
     """Tables that reach further than a call needs, laid out for the kernel once for many calls."""
 
-    terms: Terms
+    terms: Terms | Ramps
     mixer: Mixer | None
 
     @classmethod
@@ -72,14 +75,38 @@ class Prepared:
             _laid_out(static, pre, heads, lags, hidden_from), None if wa is None or w2 is None else Mixer(wa, w2)
         )
 
+    @classmethod
+    def of_ramps(
+        cls,
+        table: Tensor,
+        kinks: Tensor,
+        static: Tensor,
+        pre: Tensor | None,
+        wa: Tensor | None,
+        w2: Tensor | None,
+    ) -> "Prepared":
+        return cls(Ramps.of(table, kinks, static, pre), None if wa is None or w2 is None else Mixer(wa, w2))
+
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, first: int
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None,
+        first: int,
+        rows: Float[Tensor, "#b q"] | None,
     ) -> Float[Tensor, "b h q e"]:
-        """Queries that are the last of the keys; ``first``: the entry for key 0 and the last query."""
+        """Queries that are the last of the keys; ``first``: the entry for key 0 and the last query; ``rows``: for
+        ramps."""
         queries, keys = q.shape[2], k.shape[2]
         attention = Attention(q, k, v, self.mixer, causal_offset=keys - queries, key_padding_mask=key_padding_mask)
         out, softmax = outputs(q, v)
-        attention.forward(self.terms.from_largest_lag(first, queries), out, softmax, RowBlock(0, queries, keys))
+        if isinstance(self.terms, Ramps):
+            assert rows is not None
+            terms = self.terms.on_rows(rows, first)
+        else:
+            terms = self.terms.from_largest_lag(first, queries)
+        attention.forward(terms, out, softmax, RowBlock(0, queries, keys))
         return out.to(q.dtype)
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dape.ops.attention import tiles
-from dape.ops.attention.engines.base import Call, CellTerms, Found, LagTerms, Verdict
+from dape.ops.attention.engines.base import Call, CellTerms, Found, LagTerms, RampTerms, Tables, Verdict
 from dape.ops.attention.tiles import LOG2_E, TermSums, TileTerms, join_parts
 from dape.ops.attention.tiles import Call as TileCall
 from dape.ops.attention.tiling import Tile
@@ -23,6 +23,7 @@ from dape.positional.grid import Grid
 class Tiles:
     name = "blocked"
     heads_beside = gradient_heads_beside = False
+    takes_ramps = True
 
     def serves(self, device: torch.device) -> bool:
         return True
@@ -30,22 +31,26 @@ class Tiles:
     def judge(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, tables: bool) -> Verdict:
         return Verdict(True, "")
 
-    def forward(self, call: Call, terms: LagTerms | CellTerms) -> tuple[Tensor, Tensor]:
+    def forward(self, call: Call, terms: Tables | CellTerms) -> tuple[Tensor, Tensor]:
         return tiles.run_forward(*_for_tiles(call, terms))
 
-    def backward(self, call: Call, terms: LagTerms | CellTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found:
+    def backward(self, call: Call, terms: Tables | CellTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found:
         d_q, sums = tiles.run_backward(*_for_tiles(call, terms), grad, out, softmax)
         d_wa, d_w2 = (None, None) if sums.mixer is None else (sums.mixer.wa, sums.mixer.w2)
-        of_terms = (sums.terms.static, sums.terms.pre) if isinstance(sums.terms, _TableSums) else sums.terms
+        of_terms = sums.terms.total() if isinstance(sums.terms, _TableSums | RampSums) else sums.terms
         return Found(d_q, join_parts(sums.dk), join_parts(sums.dv), d_wa, d_w2, of_terms)
 
 
-def _for_tiles(call: Call, terms: LagTerms | CellTerms) -> tuple[TileCall, tiles.Terms]:
+def _for_tiles(call: Call, terms: Tables | CellTerms) -> tuple[TileCall, tiles.Terms]:
     in_parts = TileCall(call.q, call.k, call.v, call.wa, call.w2, causal_offset=call.causal_offset)
-    return in_parts, _LagTerms(in_parts, call, terms) if isinstance(terms, LagTerms) else terms
+    if isinstance(terms, LagTerms):
+        return in_parts, LagTiles(in_parts, call, terms)
+    if isinstance(terms, RampTerms):
+        return in_parts, RampTiles(in_parts, terms, LagTiles(in_parts, call, LagTerms(None, None)))
+    return in_parts, terms
 
 
-class _LagTerms:
+class LagTiles:
     shared_by_items = False  # views of tables: nothing to save
 
     def __init__(self, call: TileCall, given: Call, terms: LagTerms) -> None:
@@ -80,6 +85,14 @@ class _LagTerms:
         where = table.storage_offset() + self.start(tile)
         return table.as_strided((len(table), 1, tile.rows, tile.keys), (table.stride(0), 0, 1, 1), where)
 
+    def add_diagonals(self, total: Float[Tensor, "c n"], x: Float[Tensor, "c r k"], tile: Tile) -> None:
+        """What :meth:`view` did, the other way round."""
+        # A causal tile whose keys reach its last row's own or further is zero beyond its main anti-diagonal.
+        corner_hidden = self.offset is not None and tile.keys >= self.offset + tile.i1
+        sums = _diagonals_of_triangle(x) if corner_hidden else _diagonals(x)
+        start = self.start(tile)
+        total[:, start : start + sums.shape[1]].add_(sums)
+
     def on(self, tile: Tile, *, backward: bool = False) -> TileTerms:
         static = None if self.table is None else self.view(self.table, tile)
         if self.padding is not None:
@@ -92,7 +105,7 @@ class _LagTerms:
 
 
 class _TableSums:
-    def __init__(self, terms: _LagTerms) -> None:
+    def __init__(self, terms: LagTiles) -> None:
         self._terms = terms
 
         def zeros(table: Tensor | None) -> Tensor | None:
@@ -106,19 +119,110 @@ class _TableSums:
                 self._add_diagonals(total, x, tile)
 
     def _add_diagonals(self, total: Float[Tensor, "c n"], x: Float[Tensor, "c i r k"], tile: Tile) -> None:
-        x = x.squeeze(1) if tile.items == 1 else x.sum(1)
-        # A causal tile whose keys reach its last row's own or further is zero beyond its main anti-diagonal.
-        offset = self._terms.offset
-        corner_hidden = offset is not None and tile.keys >= offset + tile.i1
-        sums = _diagonals_of_triangle(x) if corner_hidden else _diagonals(x)
-        start = self._terms.start(tile)
-        total[:, start : start + sums.shape[1]].add_(sums)
+        self._terms.add_diagonals(total, x.squeeze(1) if tile.items == 1 else x.sum(1), tile)
+
+    def total(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.static, self.pre
 
     def add_(self, other: TermSums) -> None:
         assert isinstance(other, _TableSums)
         for mine, theirs in ((self.static, other.static), (self.pre, other.pre)):
             if mine is not None and theirs is not None:
                 mine.add_(theirs)
+
+
+class RampTiles:
+    """A piecewise linear function is a sum over the kinks below u of what slope and level change by there: a product of
+    the changes, [channel, 2 changes], with [u where above; 1 where above] on the cells. Only kinks that u can reach
+    take part, for FIRE about a quarter of them."""
+
+    def __init__(self, call: TileCall, terms: RampTerms, lags: LagTiles) -> None:
+        self.call, self.given, self.lags = call, terms, lags
+        self.table = terms.table.to(call.dtype).unsqueeze(0).contiguous()
+        self.rows = terms.rows.to(call.dtype).flip(1)
+        kinks = terms.kinks.to(call.dtype)
+        corners = [t * r for t in self.table.aminmax() for r in self.rows.aminmax()]
+        self.first = int((kinks < min(corners)).sum())
+        self.kinks = kinks[self.first : self.first + int(((kinks >= min(corners)) & (kinks < max(corners))).sum())]
+        changes = [None if x is None else self._changes(x) for x in (terms.static, terms.pre)]
+        self.static, self.pre = changes
+
+    @property
+    def shared_by_items(self) -> bool:
+        return len(self.rows) == 1 and self.lags.padding is None
+
+    @property
+    def pieces(self) -> slice:
+        return slice(self.first, self.first + len(self.kinks) + 1)
+
+    def _changes(self, x: Float[Tensor, "2 p c"]) -> Float[Tensor, "c 2m"]:
+        part = x[:, self.pieces]
+        changes = torch.cat([part[:, :1], part.diff(dim=1)], dim=1)
+        return changes.flatten(0, 1).t().to(self.call.dtype).contiguous()
+
+    def rows_of(self, tile: Tile) -> Float[Tensor, "#i r 1"]:
+        rows = self.rows if len(self.rows) == 1 else self.rows[tile.b0 : tile.b1]
+        return rows[:, self.call.queries - tile.i1 : self.call.queries - tile.i0].unsqueeze(-1)
+
+    def basis(self, tile: Tile) -> tuple[Float[Tensor, "m #i r k"], Float[Tensor, "2m c"]]:
+        """Where u lies above each kink, beginning with one below all, and what the changes are multiplied with."""
+        u = self.lags.view(self.table, tile).squeeze(0) * self.rows_of(tile)
+        above = torch.cat([torch.ones_like(u).unsqueeze(0), (u > self.kinks.view(-1, 1, 1, 1)).to(u.dtype)])
+        return above, torch.cat([above * u, above]).flatten(1)
+
+    def on(self, tile: Tile, *, backward: bool = False) -> TileTerms:
+        above, basis = self.basis(tile)
+        assert self.static is not None
+        static = (self.static * LOG2_E @ basis).view(-1, *above.shape[1:])
+        hidden = self.lags.on(tile).static
+        pre = None if self.pre is None else (self.pre @ basis).view(-1, *above.shape[1:])
+        return TileTerms(static=static if hidden is None else static + hidden, pre=pre)
+
+    def sums(self) -> "RampSums":
+        return RampSums(self)
+
+
+class RampSums:
+    def __init__(self, terms: RampTiles) -> None:
+        self._terms = terms
+        self._changes = [None if x is None else torch.zeros_like(x) for x in (terms.static, terms.pre)]
+        self._table, self._rows = torch.zeros_like(terms.table), torch.zeros_like(terms.rows)
+
+    def add_tile(self, tile: Tile, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
+        own, count = self._terms, len(self._terms.kinks) + 1
+        above, basis = own.basis(tile)
+        d_u = torch.zeros_like(above[0])
+        for total, changes, x in zip(self._changes, (own.static, own.pre), (d_logits, d_hidden), strict=True):
+            if total is None or changes is None or x is None:
+                continue
+            flat = (x.sum(1) if len(own.rows) == 1 else x).flatten(1)
+            total.addmm_(flat, basis.t())
+            d_u += ((changes[:, :count].t() @ flat).view(above.shape) * above).sum(0)
+        own.lags.add_diagonals(self._table, (d_u * own.rows_of(tile)).sum(0, keepdim=True), tile)
+        items = slice(None) if len(own.rows) == 1 else slice(tile.b0, tile.b1)
+        part = self._rows[items, own.call.queries - tile.i1 : own.call.queries - tile.i0]
+        part.add_((d_u * own.lags.view(own.table, tile).squeeze(0)).sum(-1))
+
+    def add_(self, other: TermSums) -> None:
+        assert isinstance(other, RampSums)
+        mine, theirs = ((*x._changes, x._table, x._rows) for x in (self, other))
+        for a, b in zip(mine, theirs, strict=True):
+            if a is not None and b is not None:
+                a.add_(b)
+
+    def total(self) -> tuple[Tensor | None, ...]:
+        static, pre = (
+            None if d is None or x is None else self._of_pieces(d, x)
+            for d, x in zip(self._changes, (self._terms.given.static, self._terms.given.pre), strict=True)
+        )
+        return static, pre, self._table.squeeze(0), self._rows.flip(1)
+
+    def _of_pieces(self, d: Float[Tensor, "c 2m"], x: Float[Tensor, "2 p c"]) -> Float[Tensor, "2 p c"]:
+        d = d.t().reshape(2, -1, x.shape[2])
+        found = torch.zeros(x.shape, dtype=d.dtype, device=d.device)
+        # A slope is what all changes up to its own add up to, and the next change is reckoned from it.
+        found[:, self._terms.pieces] = d - torch.nn.functional.pad(d, (0, 0, 0, 1))[:, 1:]
+        return found
 
 
 def _diagonals(x: Float[Tensor, "c r k"]) -> Float[Tensor, "c n"]:

@@ -25,6 +25,7 @@ class Triton(KernelEngine):
     block_bytes = 256 << 20
     fewest_rows = 16  # of a tile
     gradients_by_item = True
+    takes_ramps = False
 
     def serves(self, device: torch.device) -> bool:
         return serves(device)

@@ -8,6 +8,7 @@
 // A tile is all heads of a few query rows against BLOCK keys, [head, row, key]. f takes one row of it at a time, so that
 // the position terms of a row are plain rows of memory, whether they come from tables over lags (row stride -1) or were
 // evaluated for these rows (row stride = number of keys): a term's address is base + item + channel + row + key strides.
+// Terms that are piecewise linear in one number of each cell (FIRE) are evaluated here, a row at a time: see Ramp.
 //
 // No headers but the standard library's: it compiles in seconds. Threads are those of torch's own OpenMP pool; what each
 // of them does is fixed by its number, so the same number of threads gives the same bits. Memory belongs to the caller.
@@ -214,11 +215,23 @@ struct View {
   long item, head, row;
 };
 
+// Static and pre as piecewise linear functions of u = table[lag] * rows[row]. Piece p lies above kinks[p - 1], up to and
+// with kinks[p].
+struct Ramp {
+  const float* table;  // where row 0 begins, each row one before the row above; null if terms are in memory
+  const float* rows;   // [item, row]
+  long item;           // stride of rows: 0 if the items share them
+  const float* kinks;  // ascending, one less than pieces
+  long pieces;
+  const float *slopes, *levels;  // [pieces, heads + hidden]
+};
+
 struct Call {
   long batch, heads, kv_heads, queries, keys, width, value_width, hidden, threads;
   long causal, offset;  // row i of a causal call sees the first offset + i + 1 keys
   const float *wa, *w2;  // [hidden, heads], [heads, hidden]; unused if hidden is 0
   View fixed, pre;       // static and pre: "head" is the stride of their channels; absent if `at` is null
+  Ramp ramp;             // in place of both
   const float* mask;     // [batch, keys padded to BLOCK]: 0 or -inf; or null
   View q;                // packed rows
   View k_panels, v_rows; // packed (see Layout)
@@ -245,6 +258,10 @@ struct Backward {
   float *d_fixed, *d_pre;  // [threads, like the terms]; spans in numbers
   long fixed_span, pre_span;
   float *d_wa, *d_w2;  // [threads, hidden, heads], [threads, heads, hidden]
+  float* d_table;      // [threads, like the ramp's table], and its span in numbers
+  long table_span;
+  float* d_rows;                // [batch, queries]: every row has one thread
+  float *d_slopes, *d_levels;   // [threads, pieces, heads + hidden]
 };
 
 long dape_lanes() { return LANES; }
@@ -426,12 +443,96 @@ void add_values(const Call& c, long b, long h, long rows, long key, long count, 
       for (long x = vectors; x < c.value_width; x++) O[r * e + x] += P[r * BLOCK + n] * v[n * c.v.row + x];
 }
 
+// Ramps --------------------------------------------------------------------------------------------------------------
+
+constexpr long VECTORS = BLOCK / LANES;
+
+struct Stretch {
+  long from, to;   // keys: of one piece, or a vector of them in which several occur
+  long low, high;  // pieces
+};
+
+// A row against a block of keys, where terms are ramps: what a thread works with.
+struct RampRow {
+  float *u, *du;  // [key]
+  float* terms;   // [head or hidden unit, key]
+  long count;
+  Stretch stretches[VECTORS];
+  static long channels(const Call& c) { return c.heads + c.hidden; }
+  static long numbers(const Call& c) { return c.ramp.table ? (channels(c) + 2) * BLOCK + 64 : 0; }
+  RampRow(const Call& c, Scratch& scratch) : count(0) {
+    if (!c.ramp.table) return;
+    u = scratch.take(BLOCK), du = scratch.take(BLOCK), terms = scratch.take(channels(c) * BLOCK);
+  }
+};
+
+inline const float* ramp_table(const Ramp& ramp, long i, long key) { return ramp.table - i + key; }
+inline float ramp_row(const Ramp& ramp, long b, long i) { return ramp.rows[b * ramp.item + i]; }
+
+// The piece of u, looked for from p on: neighbours are mostly of the same.
+inline long piece_of(const Ramp& ramp, float u, long p) {
+  while (p > 0 && !(u > ramp.kinks[p - 1])) p--;
+  while (p + 1 < ramp.pieces && u > ramp.kinks[p]) p++;
+  return p;
+}
+
+// u of a row's keys, and the stretches they fall into. Nothing is assumed of their order.
+void cut(const Call& c, long b, long i, long key, long width, RampRow& row) {
+  const float* table = ramp_table(c.ramp, i, key);
+  const float factor = ramp_row(c.ramp, b, i);
+  long low = 0, high = 0;
+  row.count = 0;
+  for (long n = 0; n < width; n += LANES) {
+    const Vec u = load(table + n) * factor;
+    store(row.u + n, u);
+    low = piece_of(c.ramp, -largest(-u), low), high = piece_of(c.ramp, largest(u), high);
+    Stretch* last = row.count ? row.stretches + row.count - 1 : nullptr;
+    if (last && low == high && last->low == low && last->high == low) last->to = n + LANES;
+    else row.stretches[row.count++] = {n, n + LANES, low, high};
+  }
+}
+
+// The terms of all channels in piece p; FIRST: of a stretch, else only where u lies above the kink before.
+template <bool FIRST>
+inline void evaluate_piece(const Call& c, const Stretch& at, long p, const RampRow& row) {
+  const long channels = RampRow::channels(c);
+  const float *slopes = c.ramp.slopes + p * channels, *levels = c.ramp.levels + p * channels;
+  for (long channel = 0; channel < channels; channel++) {
+    const Vec slope = all(slopes[channel]), level = all(levels[channel]);
+    float* to = row.terms + channel * BLOCK;
+    for (long n = at.from; n < at.to; n += LANES) {
+      const Vec u = load(row.u + n), value = u * slope + level;
+      if constexpr (FIRST) store(to + n, value);
+      else store(to + n, u > c.ramp.kinks[p - 1] ? value : load(to + n));
+    }
+  }
+}
+
+// The terms of all channels, -inf where the causal mask hides.
+void evaluate_ramps(const Call& c, long b, long i, long key, long width, RampRow& row) {
+  cut(c, b, i, key, width, row);
+  for (long x = 0; x < row.count; x++) {
+    const Stretch& at = row.stretches[x];
+    evaluate_piece<true>(c, at, at.low, row);
+    for (long p = at.low + 1; p <= at.high; p++) evaluate_piece<false>(c, at, p, row);
+  }
+  const long hidden_from = most(0, seen(c, i) - key);
+  for (long h = 0; h < c.heads && hidden_from < width; h++)
+    for (long n = hidden_from; n < width; n++) row.terms[h * BLOCK + n] = -INFINITY;
+}
+
 // One row of a tile: hidden units [hidden, ...] into H, and masked logits into L, which may be S.
-void mix(const Call& c, const Shape& s, long b, long i, long key, long width, const float* S, float* H, long h_row, float* L) {
-  const bool has_fixed = c.fixed.at != nullptr;
-  const Strided fixed = {has_fixed ? term(c.fixed, b, i, key) : nullptr, c.fixed.head};
+void mix(const Call& c, const Shape& s, long b, long i, long key, long width, const float* S, float* H, long h_row, float* L,
+         RampRow& ramps) {
+  const bool has_fixed = c.fixed.at != nullptr || c.ramp.table != nullptr;
+  Strided fixed = {c.fixed.at ? term(c.fixed, b, i, key) : nullptr, c.fixed.head};
+  Strided pre = {c.pre.at ? term(c.pre, b, i, key) : nullptr, c.pre.head};
+  if (c.ramp.table) {
+    evaluate_ramps(c, b, i, key, width, ramps);
+    fixed = {ramps.terms, BLOCK}, pre = {ramps.terms + c.heads * BLOCK, BLOCK};
+  }
   if (c.hidden) {
-    product<LEAKY>(c.hidden, width, c.heads, c.wa, c.heads, 1, S, s.plane, H, h_row, {term(c.pre, b, i, key), c.pre.head});
+    product<LEAKY>(c.hidden, width, c.heads, c.wa, c.heads, 1, S, s.plane, H, h_row, pre);
     product<ONTO_BOTH>(c.heads, width, c.hidden, c.w2, c.hidden, 1, H, h_row, L, s.plane, {S, s.plane}, fixed);
   } else {
     for (long h = 0; h < c.heads; h++)
@@ -458,10 +559,11 @@ void mix(const Call& c, const Shape& s, long b, long i, long key, long width, co
 struct ForwardPlanes {
   float *S, *H, *O;                // [head, row, key], [hidden, key], [head, row, value width]
   float *top, *total, *rescale;    // the softmax so far, of every head and row of a tile
+  RampRow* ramps;
   static long numbers(const Call& c, const Shape& s) {
     return c.heads * s.plane + c.hidden * BLOCK + c.heads * s.rows * (padded(c.value_width) + 3) + 256;
   }
-  ForwardPlanes(const Call& c, const Shape& s, Scratch& scratch) {
+  ForwardPlanes(const Call& c, const Shape& s, Scratch& scratch, RampRow& ramps) : ramps(&ramps) {
     const long cells = c.heads * s.rows;
     S = scratch.take(c.heads * s.plane), H = scratch.take(c.hidden * BLOCK), O = scratch.take(cells * padded(c.value_width));
     top = scratch.take(cells), total = scratch.take(cells), rescale = scratch.take(cells);
@@ -497,7 +599,7 @@ void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long 
     (c.few_rows ? scores_of_rows : scores)(c, s, b, i0, rows, key, whole, S);
     for (long r = 0; r < rows; r++) {
       const long width = padded(most(0, least(count, seen(c, i0 + r) - key)));
-      if (width) mix(c, s, b, i0 + r, key, width, S + r * BLOCK, p.H, BLOCK, S + r * BLOCK);
+      if (width) mix(c, s, b, i0 + r, key, width, S + r * BLOCK, p.H, BLOCK, S + r * BLOCK, *p.ramps);
       for (long h = 0; h < c.heads; h++) {
         const long x = h * s.rows + r;
         weigh(S + h * s.plane + r * BLOCK, width, whole, p.top[x], p.total[x], p.rescale[x]);
@@ -597,12 +699,14 @@ struct OwnItem {
 struct Sums {  // of one thread, or of one share of an item
   float *fixed, *pre, *wa, *w2;  // wa, w2: [.., .., lane]
   float *k, *v;
+  float *table, *slopes, *levels;  // of ramps; slopes, levels: [pieces, channel, lane]
 };
 
 struct Planes {
   float *S, *P, *G;       // [head, row, key]: scores, weights, gradients
   float *H, *Z;           // [hidden, row of a chunk, key]: hidden units and their gradients
   float *d_q;             // [head, row, width]
+  RampRow* ramps;
 };
 
 inline void add_terms(const View& like, float* total, long channels, long b, long i, long key, long width, const float* x, long x_row) {
@@ -614,6 +718,56 @@ inline void add_terms(const View& like, float* total, long channels, long b, lon
     }
 }
 
+// The gradients of some channels of a stretch, in piece p, those of u added up over the channels.
+template <bool SEVERAL>
+inline void add_stretch(const Call& c, const Stretch& at, long p, long channels, const float* x, long x_row, long first, RampRow& row,
+                        const Sums& sums) {
+  const long all_channels = RampRow::channels(c);
+  for (long channel = first; channel < first + channels; channel++) {
+    const long where = p * all_channels + channel;
+    float *to_slope = sums.slopes + where * LANES, *to_level = sums.levels + where * LANES;
+    const float slope = c.ramp.slopes[where], *from = x + (channel - first) * x_row;
+    Vec of_slope = load(to_slope), of_level = load(to_level);
+    for (long n = at.from; n < at.to; n += LANES) {
+      const Vec u = load(row.u + n);
+      Vec d = load(from + n);
+      if constexpr (SEVERAL) {
+        if (p > at.low) d = u > c.ramp.kinks[p - 1] ? d : Vec{};
+        if (p < at.high) d = u > c.ramp.kinks[p] ? Vec{} : d;
+      }
+      of_slope += d * u, of_level += d;
+      store(row.du + n, load(row.du + n) + d * slope);
+    }
+    store(to_slope, of_slope), store(to_level, of_level);
+  }
+}
+
+// Gradients of the ramps' tables from those of a row's logits, G, and hidden units, Z. The row was cut before.
+void add_ramps(const Call& c, const Backward& g, long b, long i, long key, long width, const float* G, long g_row, const float* Z,
+               long z_row, RampRow& row, const Sums& sums) {
+  for (long n = 0; n < width; n += LANES) store(row.du + n, Vec{});
+  const auto add = [&](long channels, const float* x, long x_row, long first) {
+    for (long k = 0; k < row.count; k++) {
+      const Stretch& at = row.stretches[k];
+      if (at.low == at.high) add_stretch<false>(c, at, at.low, channels, x, x_row, first, row, sums);
+      else
+        for (long p = at.low; p <= at.high; p++) add_stretch<true>(c, at, p, channels, x, x_row, first, row, sums);
+    }
+  };
+  add(c.heads, G, g_row, 0);
+  for (long n = 0; n < width; n += LANES) store(row.du + n, load(row.du + n) * LOG_2);  // slopes of logits are in base 2
+  if (c.hidden) add(c.hidden, Z, z_row, c.heads);
+  const float *table = ramp_table(c.ramp, i, key), factor = ramp_row(c.ramp, b, i);
+  float* to = sums.table - i + key;
+  Vec of_row{};
+  for (long n = 0; n < width; n += LANES) {
+    const Vec d = load(row.du + n);
+    store(to + n, load(to + n) + d * factor);
+    of_row += d * load(table + n);
+  }
+  g.d_rows[b * c.queries + i] += sum(of_row);
+}
+
 // A chunk of rows: weights into P, and the gradient of the weights in G becomes that of the scores.
 void backward_chunk(const Call& c, const Backward& g, const Shape& s, long b, long i, long rows, long key, long width,
                     const Planes& p, const Sums& sums) {
@@ -621,7 +775,7 @@ void backward_chunk(const Call& c, const Backward& g, const Shape& s, long b, lo
   float *S = p.S, *P = p.P, *G = p.G;
   for (long r = 0; r < rows; r++) {
     const long at = r * BLOCK;
-    mix(c, s, b, i + r, key, width, S + at, p.H + at, h_row, P + at);
+    mix(c, s, b, i + r, key, width, S + at, p.H + at, h_row, P + at, *p.ramps);
     for (long h = 0; h < c.heads; h++) {
       const float* softmax = number(c.softmax, b, h, i + r);
       const float top = softmax[0], delta = *number(g.delta, b, h, i + r);
@@ -636,9 +790,10 @@ void backward_chunk(const Call& c, const Backward& g, const Shape& s, long b, lo
       }
     }
     if (g.d_fixed) add_terms(c.fixed, sums.fixed, c.heads, b, i + r, key, width, G + at, s.plane);
-    if (!c.hidden) continue;
-    product<LEAKY_SLOPE_OF>(c.hidden, width, c.heads, g.w2_plain, 1, c.hidden, G + at, s.plane, p.Z + at, h_row, {nullptr, 0},
-                            {p.H + at, h_row});
+    if (c.hidden)
+      product<LEAKY_SLOPE_OF>(c.hidden, width, c.heads, g.w2_plain, 1, c.hidden, G + at, s.plane, p.Z + at, h_row, {nullptr, 0},
+                              {p.H + at, h_row});
+    if (c.ramp.table) add_ramps(c, g, b, i + r, key, width, G + at, s.plane, p.Z + at, h_row, *p.ramps, sums);
     if (g.d_pre) add_terms(c.pre, sums.pre, c.hidden, b, i + r, key, width, p.Z + at, h_row);
   }
   if (!c.hidden) return;
@@ -666,7 +821,7 @@ void backward_tile(const Call& c, const Backward& g, const Shape& s, long b, lon
     for (long r = 0; r < rows; r += CHUNK) {
       const long some = least(CHUNK, rows - r);
       const long width = padded(most(0, least(BLOCK, seen(c, i0 + r + some - 1) - key)));
-      const Planes part = {p.S + r * BLOCK, p.P + r * BLOCK, p.G + r * BLOCK, p.H, p.Z, nullptr};
+      const Planes part = {p.S + r * BLOCK, p.P + r * BLOCK, p.G + r * BLOCK, p.H, p.Z, nullptr, p.ramps};
       if (width) backward_chunk(c, g, s, b, i0 + r, some, key, width, part, sums);
       for (long x = r; x < r + some; x++) clear(s, c.heads, x, width, whole, p.P), clear(s, c.heads, x, width, whole, p.G);
     }
@@ -770,8 +925,9 @@ long dape_forward(const Call* call) {
   long next = 0, failed = 0;
 #pragma omp parallel num_threads(c.threads)
   {
-    Scratch scratch(ForwardPlanes::numbers(c, s) + OwnItem::numbers(c));
-    const ForwardPlanes p(c, s, scratch);
+    Scratch scratch(ForwardPlanes::numbers(c, s) + RampRow::numbers(c) + OwnItem::numbers(c));
+    RampRow ramps(c, scratch);
+    const ForwardPlanes p(c, s, scratch, ramps);
     OwnItem own(c, scratch);
     for (long t; !scratch.missing(failed) && (t = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < units;)
       if (c.apart) {
@@ -792,8 +948,9 @@ long dape_decode(const Call* call) {
   long failed = 0;
 #pragma omp parallel num_threads(c.threads)
   {
-    Scratch scratch(ForwardPlanes::numbers(c, s));
-    const ForwardPlanes p(c, s, scratch);
+    Scratch scratch(ForwardPlanes::numbers(c, s) + RampRow::numbers(c));
+    RampRow ramps(c, scratch);
+    const ForwardPlanes p(c, s, scratch, ramps);
     const bool idle = scratch.missing(failed);  // every thread must come to the loops below
 #pragma omp for schedule(static)
     for (long x = 0; x < c.batch * c.splits; x++)
@@ -815,16 +972,21 @@ long dape_backward(const Call* call, const Backward* backward) {
   {
     const long plane = c.heads * s.plane, chunk = c.hidden * CHUNK_ROW, lanes = c.heads * c.hidden * LANES;
     const long d_q = c.heads * s.rows * padded(c.width);
-    Scratch scratch(3 * plane + 2 * chunk + d_q + 2 * lanes + 512 + OwnBackward::numbers(c));
+    const long channels = RampRow::channels(c), of_pieces = c.ramp.table ? c.ramp.pieces * channels * LANES : 0;
+    Scratch scratch(3 * plane + 2 * chunk + d_q + 2 * lanes + 2 * of_pieces + 512 + RampRow::numbers(c) + OwnBackward::numbers(c));
+    RampRow ramps(c, scratch);
     const Planes p = {scratch.take(plane), scratch.take(plane), scratch.take(plane),
-                      scratch.take(chunk), scratch.take(chunk), scratch.take(d_q)};
+                      scratch.take(chunk), scratch.take(chunk), scratch.take(d_q), &ramps};
     float *wa = scratch.take(lanes), *w2 = scratch.take(lanes);
+    float *slopes = scratch.take(of_pieces), *levels = scratch.take(of_pieces);
     const bool idle = scratch.missing(failed);
     OwnBackward own(c, g, scratch);
     // Fewer threads than asked for do the work of the missing ones.
     for (long t = omp_get_thread_num(); t < c.threads && !idle; t += omp_get_num_threads()) {
       std::memset(wa, 0, 4 * lanes), std::memset(w2, 0, 4 * lanes);
-      const Sums sums = {g.d_fixed + t * g.fixed_span, g.d_pre + t * g.pre_span, wa, w2, nullptr, nullptr};
+      std::memset(slopes, 0, 4 * of_pieces), std::memset(levels, 0, 4 * of_pieces);
+      const Sums sums = {g.d_fixed + t * g.fixed_span, g.d_pre + t * g.pre_span, wa, w2, nullptr, nullptr,
+                         g.d_table + t * g.table_span, slopes, levels};
       for (long share = t; share < c.batch * g.parts; share += c.threads) {
         if (c.apart) backward_own(c, g, s, share, own, p, sums);
         else backward_share(c, g, s, share, p, sums);
@@ -832,6 +994,11 @@ long dape_backward(const Call* call, const Backward* backward) {
       if (c.hidden) {
         fold_lanes(c.hidden, c.heads, wa, g.d_wa + t * c.hidden * c.heads, 1.0f);
         fold_lanes(c.heads, c.hidden, w2, g.d_w2 + t * c.heads * c.hidden, 1.0f);
+      }
+      if (c.ramp.table) {
+        const long first = t * c.ramp.pieces * channels;
+        fold_lanes(c.ramp.pieces, channels, slopes, g.d_slopes + first, 1.0f);
+        fold_lanes(c.ramp.pieces, channels, levels, g.d_levels + first, 1.0f);
       }
     }
   }

@@ -21,12 +21,23 @@ class View(Structure):
     _fields_ = [("at", c_void_p), ("item", c_long), ("head", c_long), ("row", c_long)]
 
 
+class Ramp(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("table", "rows")),
+        ("item", c_long),
+        ("kinks", c_void_p),
+        ("pieces", c_long),
+        *((name, c_void_p) for name in ("slopes", "levels")),
+    ]
+
+
 class Call(Structure):
     _fields_ = [
         *((name, c_long) for name in ("batch", "heads", "kv_heads", "queries", "keys", "width", "value_width")),
         *((name, c_long) for name in ("hidden", "threads", "causal", "offset")),
         *((name, c_void_p) for name in ("wa", "w2")),
         *((name, View) for name in ("fixed", "pre")),
+        ("ramp", Ramp),
         ("mask", c_void_p),
         ("q", View),
         *((name, View) for name in ("k_panels", "v_rows", "k", "v", "out", "softmax")),
@@ -51,7 +62,9 @@ class Backward(Structure):
         ("added", c_long),
         *((name, c_void_p) for name in ("d_fixed", "d_pre")),
         *((name, c_long) for name in ("fixed_span", "pre_span")),
-        *((name, c_void_p) for name in ("d_wa", "d_w2")),
+        *((name, c_void_p) for name in ("d_wa", "d_w2", "d_table")),
+        ("table_span", c_long),
+        *((name, c_void_p) for name in ("d_rows", "d_slopes", "d_levels")),
     ]
 
 

@@ -73,6 +73,105 @@ class Terms:
         pre = None if self.pre is None else replace(self.pre, start=start)
         return Terms(replace(self.fixed, start=start), pre, learns_fixed)
 
+    def enter(self, call: library.Call) -> None:
+        call.fixed = self.fixed.view()
+        call.pre = view(None) if self.pre is None else self.pre.view()
+
+    def sums(self, batch: int, threads: int) -> "_TermSums":
+        return _TermSums(self, threads)
+
+
+class _TermSums:
+    """Gradients of :class:`Terms`, of each thread its own."""
+
+    def __init__(self, of: Terms, threads: int) -> None:
+        self._of = of
+        self._fixed = of.fixed.zeros(threads) if of.learns_fixed else None
+        self._pre = None if of.pre is None else of.pre.zeros(threads)
+
+    def enter(self, backward: library.Backward) -> None:
+        if self._fixed is not None:
+            backward.d_fixed, backward.fixed_span = self._of.fixed.view(self._fixed).at, self._fixed[0].numel()
+        if self._pre is not None and self._of.pre is not None:
+            backward.d_pre, backward.pre_span = self._of.pre.view(self._pre).at, self._pre[0].numel()
+
+    def total(self) -> tuple[Tensor | None, Tensor | None]:
+        return (
+            None if self._fixed is None else self._of.fixed.total(self._fixed),
+            None if self._pre is None or self._of.pre is None else self._of.pre.total(self._pre),
+        )
+
+
+@dataclass(frozen=True)
+class Ramps:
+    """``static`` (in base 2) and ``pre`` as functions of ``table[lag] * rows[row]``, in float32; the causal mask is the
+    kernel's business."""
+
+    table: Float[Tensor, " n"]
+    """From the largest lag downwards, padded as tables are."""
+    rows: Float[Tensor, "#b q"]
+    kinks: Float[Tensor, " w"]
+    slopes: Float[Tensor, "p c"]
+    levels: Float[Tensor, "p c"]
+    """Of heads first, then of hidden units."""
+    heads: int
+    start: int
+    """Where row 0 begins in the table."""
+
+    @classmethod
+    def of(
+        cls,
+        table: Float[Tensor, " n"],
+        kinks: Float[Tensor, " w"],
+        static: Float[Tensor, "2 p h"],
+        pre: Float[Tensor, "2 p D"] | None,
+    ) -> "Ramps":
+        """For rows that are still to be said."""
+        laid_out = static * LOG2_E if pre is None else torch.cat([static * LOG2_E, pre], dim=-1)
+        slopes, levels = laid_out.float().contiguous()
+        data = torch.nn.functional.pad(table.float(), (0, library.lanes()))
+        return cls(data, library.empty(0, 0), kinks.float().contiguous(), slopes, levels, static.shape[-1], 0)
+
+    def on_rows(self, rows: Float[Tensor, "#b q"], first: int) -> "Ramps":
+        """For rows of which the last has key 0 at the entry ``first`` of the table."""
+        return replace(self, rows=rows.float().contiguous(), start=first + rows.shape[-1] - 1)
+
+    def enter(self, call: library.Call) -> None:
+        call.ramp = library.Ramp(
+            table=self.table.data_ptr() + 4 * self.start,
+            rows=self.rows.data_ptr(),
+            item=self.rows.stride(0) if len(self.rows) > 1 else 0,
+            kinks=self.kinks.data_ptr(),
+            pieces=len(self.slopes),
+            slopes=self.slopes.data_ptr(),
+            levels=self.levels.data_ptr(),
+        )
+
+    def sums(self, batch: int, threads: int) -> "_RampSums":
+        return _RampSums(self, batch, threads)
+
+
+class _RampSums:
+    """Gradients of :class:`Ramps`, of each thread its own."""
+
+    def __init__(self, of: Ramps, batch: int, threads: int) -> None:
+        self._of = of
+        self._table = library.zeros(threads, len(of.table))
+        self._rows = library.zeros(batch, of.rows.shape[1])
+        self._slopes, self._levels = (library.zeros(threads, *of.slopes.shape) for _ in range(2))
+
+    def enter(self, backward: library.Backward) -> None:
+        backward.d_table = self._table.data_ptr() + 4 * self._of.start
+        backward.table_span, backward.d_rows = self._table.shape[1], self._rows.data_ptr()
+        backward.d_slopes, backward.d_levels = self._slopes.data_ptr(), self._levels.data_ptr()
+
+    def total(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """Of static and pre [2, pieces, channel], of the table and of the rows."""
+        of, both = self._of, torch.stack([_total(self._slopes), _total(self._levels)])
+        pre = both[..., of.heads :] if both.shape[-1] > of.heads else None
+        rows = self._rows if len(of.rows) == len(self._rows) else self._rows.sum(0, keepdim=True)
+        return both[..., : of.heads], pre, _total(self._table)[: -library.lanes()], rows
+
 
 def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
     """To be filled: the output, its heads beside each other as the next projection wants them, and per row the largest
@@ -136,7 +235,7 @@ class Attention:
         mask[:, :keys].masked_fill_(padding, -math.inf)
         return mask
 
-    def forward(self, terms: Terms, out: Tensor, softmax: Tensor, block: RowBlock) -> None:
+    def forward(self, terms: Terms | Ramps, out: Tensor, softmax: Tensor, block: RowBlock) -> None:
         """Fill the rows of ``out`` [b, h, q, e] and ``softmax`` [b, h, q, 2]."""
         out, softmax = out[:, :, block.part], softmax[:, :, block.part]
         call = self._call(terms, block.first, out, softmax, apart=self.apart and not self.few_rows)
@@ -158,11 +257,11 @@ class Attention:
         blocks = math.ceil(self.k_shape[2] / library.block())
         return max(1, min(blocks, math.ceil(2 * self.threads / max(1, self.q_shape[0]))))
 
-    def _call(self, terms: Terms, first_row: int, out: Tensor, softmax: Tensor, *, apart: bool) -> library.Call:
+    def _call(self, terms: Terms | Ramps, first_row: int, out: Tensor, softmax: Tensor, *, apart: bool) -> library.Call:
         batch, heads, _, width = self.q_shape
         mixer, offset = self.mixer, self.causal_offset
         rows = softmax.shape[2]
-        return library.Call(
+        call = library.Call(
             *(batch, heads, self.k_shape[1], rows, self.k_shape[2], width, self.value_width),
             hidden=0 if mixer is None else len(mixer.wa),
             threads=self.threads,
@@ -170,8 +269,6 @@ class Attention:
             offset=0 if offset is None else offset + first_row,
             wa=None if mixer is None else mixer.wa_base2.data_ptr(),
             w2=None if mixer is None else mixer.w2_base2.data_ptr(),
-            fixed=terms.fixed.view(),
-            pre=view(None) if terms.pre is None else terms.pre.view(),
             mask=pointer(self.mask),
             q=view((self.q if apart else self.q_rows)[:, :, first_row : first_row + rows]),
             k=view(self.k),
@@ -182,6 +279,8 @@ class Attention:
             few_rows=self.few_rows,
             factor=self.factor,
         )
+        terms.enter(call)
+        return call
 
     def backward(self, grad: Tensor, out: Tensor, softmax: Tensor) -> "BackwardPass":
         return BackwardPass(self, grad, out, softmax)
@@ -202,31 +301,23 @@ class BackwardPass:
         hidden = 0 if forward.mixer is None else len(forward.mixer.wa)
         self._d_wa, self._d_w2 = library.zeros(threads, hidden, heads), library.zeros(threads, heads, hidden)
 
-    def rows(self, terms: Terms, block: RowBlock) -> tuple[Tensor | None, Tensor | None]:
+    def rows(self, terms: Terms | Ramps, block: RowBlock) -> tuple[Tensor | None, ...]:
         """Adds the gradients of some rows, and returns those of the terms, laid out like them."""
         of, part = self.of, block.part
-        d_fixed = terms.fixed.zeros(of.threads) if terms.learns_fixed else None
-        d_pre = None if terms.pre is None else terms.pre.zeros(of.threads)
-        mixer = of.mixer
+        sums, mixer = terms.sums(of.q_shape[0], of.threads), of.mixer
         call = of._call(terms, block.first, self.out[:, :, part], self.softmax[:, :, part], apart=of.apart)
         backward = library.Backward(
             wa_plain=None if mixer is None else mixer.wa.data_ptr(),
             w2_plain=None if mixer is None else mixer.w2.data_ptr(),
             parts=self.parts,
             d_q=view(self.d_q[:, :, part]),
-            d_fixed=None if d_fixed is None else terms.fixed.view(d_fixed).at,
-            d_pre=None if d_pre is None or terms.pre is None else terms.pre.view(d_pre).at,
-            fixed_span=0 if d_fixed is None else d_fixed[0].numel(),
-            pre_span=0 if d_pre is None else d_pre[0].numel(),
             d_wa=self._d_wa.data_ptr(),
             d_w2=self._d_w2.data_ptr(),
         )
+        sums.enter(backward)
         self._sums.point(call, backward, part)
         library.run("dape_backward", call, backward)
-        return (
-            None if d_fixed is None else terms.fixed.total(d_fixed),
-            None if terms.pre is None or d_pre is None else terms.pre.total(d_pre),
-        )
+        return sums.total()
 
     @property
     def d_k(self) -> Float[Tensor, "b g k d"]:
