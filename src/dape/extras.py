@@ -64,7 +64,7 @@ _TOOLS = {
     **_same("beartype", "hypothesis", "peft", "pyright", "pytest", "ruff", "selenium"),
     "import-linter": "importlinter",
 }
-_ALL = ("data", "hub", "corpora", "hf", "harness", "report", "tensorboard", "triton")
+_ALL = ("data", "hub", "corpora", "hf", "harness", "report", "tensorboard", "slurm", "triton")
 EXTRAS = {
     extra.name: extra
     for extra in (
@@ -76,6 +76,8 @@ EXTRAS = {
         Extra("wandb", "metrics of training in Weights & Biases", _same("wandb")),
         Extra("hf", "models of the transformers library, dape.hf", _same("transformers", "accelerate")),
         Extra("harness", "`dape harness`: lm-evaluation-harness", {"lm-eval": "lm_eval"}, ("data", "hf")),
+        Extra("ray", "`executor` ray: runs on a Ray cluster", _same("ray")),
+        Extra("slurm", "`executor` slurm: runs as jobs of Slurm", _same("submitit")),
         Extra("triton", "attention on a GPU (Linux)", _same("triton")),
         Extra("dev", "tests and tools of developers", {**_TOOLS, "pytest-xdist": "xdist"}, _ALL),
     )

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dape.actions.progress import progress_console
 from dape.errors import UsageError
 from dape.experiments.executor import Executor, Local, Task, last_words
+from dape.experiments.executors import Elsewhere
 from dape.experiments.grid import Experiment
 from dape.machine import usable_cores
 from dape.training.interrupt import signals_as_interrupts
@@ -41,7 +43,11 @@ def run_all(
     if not todo:
         return {}
     jobs = jobs or side_by_side(plan)
-    plan = replace(plan, threads=threads or threads_each(jobs))
+    if isinstance(executor, Elsewhere):
+        device = "cuda" if executor.gpus else plan.device
+        plan = replace(plan, threads=threads or executor.threads, device=device)
+    else:
+        plan = replace(plan, threads=threads or threads_each(jobs))
     failures: dict[str, str] = {}
     with signals_as_interrupts(), LiveRuns(plan, tables) as shown:
         try:
@@ -74,8 +80,9 @@ def check_counts(**given: int | None) -> None:
             raise UsageError(f"`{name}` must be at least 1, got {value}")
 
 
-def announce(plan: Experiment[Any], jobs: int, *, note: str = "") -> None:
+def announce(plan: Experiment[Any], jobs: int, *, executor: Executor | None = None, note: str = "") -> None:
     """What is about to be done; ``note``: more about the runs that are finished."""
+    where = executor.words if isinstance(executor, Elsewhere) else f"{jobs} at a time"
     runs = plan.runs()
     done = sum(map(plan.finished, runs))
     finished = f", {done} of them already finished" if done else ""
@@ -83,7 +90,7 @@ def announce(plan: Experiment[Any], jobs: int, *, note: str = "") -> None:
     grid = f"{axes} = " if axes else ""
     for line in plan.introduction():
         print(line)
-    print(f"{grid}{count(len(runs), 'run')}{finished}{note}, {jobs} at a time, into {plan.out}")
+    print(f"{grid}{count(len(runs), 'run')}{finished}{note}, {where}, into {plan.out}")
     for line in plan.conditions():
         print(line)
     sys.stdout.flush()
@@ -100,14 +107,13 @@ class LiveRuns:
     LINE_SECONDS, TABLE_SECONDS = 20.0, 0.5
 
     def __init__(self, plan: Experiment[Any], tables: "Tables | None" = None) -> None:
-        from rich.console import Console
         from rich.live import Live
 
         self._plan, self._tables = plan, tables
         self._runs = {run.name: run for run in plan.runs()}
         self._rows: list[Row] = plan.collect()
-        self._console = Console(stderr=True)
-        self._plain = not (self._console.is_terminal or self._console.is_jupyter)
+        self._console, drawn = progress_console()
+        self._plain = not drawn
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._begin = self._spoken = time.monotonic()
         self._done_before = self._share_done()
@@ -138,7 +144,7 @@ class LiveRuns:
         self._spoken = now
         doing = [self._doing(task.name) for task in running]
         if self._plain:
-            self.say(f"[{now - self._begin:5.0f} s] {'; '.join(doing)}; {self._time_left()}")
+            self.say(f"[{now - self._begin:5.0f} s] {'; '.join([*doing, self._time_left()])}")
         else:
             self._live.update(self._picture(doing), refresh=True)
 
@@ -163,8 +169,9 @@ class LiveRuns:
         return sum(self._plan.share_done(run) for run in self._runs.values()) / len(self._runs)
 
     def _time_left(self) -> str:
+        finished = f"{sum(map(self._plan.finished, self._runs.values()))} of {count(len(self._runs), 'run')} finished"
         done, spent = self._share_done() - self._done_before, time.monotonic() - self._begin
         if done < 0.01:
-            return "time left: unknown yet"
+            return f"{finished}, time left: unknown yet"
         left = spent * (1 - self._done_before - done) / done
-        return f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left"
+        return f"{finished}, about " + (f"{left:.0f} s left" if left < 100 else f"{left / 60:.0f} min left")

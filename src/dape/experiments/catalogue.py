@@ -22,6 +22,9 @@ def job_class(kind: Any, path: Path) -> "type[Job]":
     if kind not in JOBS:
         near = difflib.get_close_matches(str(kind), JOBS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{path}: kind {kind!r} is not known.{hint} There are: {', '.join(JOBS)}")
+        raise ValueError(
+            f"{path}: kind {kind!r} is not known.{hint} There are: {', '.join(JOBS)}. "
+            "A new kind needs a line in JOBS of dape/experiments/catalogue.py"
+        )
     module, _, name = JOBS[kind].partition(":")
     return getattr(import_module(module), name)

@@ -32,9 +32,23 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(Experiment[Run]):
+class MethodsAndSeeds(Experiment[Run]):
+    """Every method with every seed."""
+
     methods: tuple[str, ...]
     seeds: int
+
+    def runs(self) -> list[Run]:
+        """Seed after seed; within one the slow runs first, so that no core waits long for the last of them."""
+        methods = sorted(self.methods, key=lambda method: "dape" not in method)
+        return [Run(method, seed) for seed in range(self.seeds) for method in methods]
+
+    def axes(self) -> dict[str, int]:
+        return {"encoding": len(self.methods), "seed": self.seeds}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(MethodsAndSeeds):
     model: DecoderConfig
     """As every run has it, apart from the encoding."""
     train: TrainConfig
@@ -49,9 +63,6 @@ class Comparison(Experiment[Run]):
     settings_name: ClassVar[str] = SETTINGS
     inputs: ClassVar[tuple[str, ...]] = ("data",)
 
-    def runs(self) -> list[Run]:
-        return in_order(self.methods, self.seeds)
-
     def job(self, run: Run, threads: int) -> LanguageModelJob:
         config = RunConfig(
             model=model_for(run.method, self.model),
@@ -65,9 +76,6 @@ class Comparison(Experiment[Run]):
 
     def effort(self, run: Run) -> Effort:
         return language_effort(self.model, self.train, self.evaluation)
-
-    def axes(self) -> dict[str, int]:
-        return {"encoding": len(self.methods), "seed": self.seeds}
 
     def conditions(self) -> list[str]:
         model, train, evaluation = self.model, self.train, self.evaluation
@@ -104,12 +112,6 @@ class Comparison(Experiment[Run]):
             old, new = (model_for(method, model).encoding_options for model in (options, self.model))
             changed += [(f"{method}.{name}", *values) for name, *values in changes("options", old, new)]
         return changed
-
-
-def in_order(methods: tuple[str, ...], seeds: int) -> list[Run]:
-    """Seed after seed; within one the slow runs first, so that no core waits long for the last of them."""
-    methods = tuple(sorted(methods, key=lambda method: "dape" not in method))
-    return [Run(method, seed) for seed in range(seeds) for method in methods]
 
 
 def evaluation_in(out: Path, evaluation: EvalConfig) -> EvalConfig:

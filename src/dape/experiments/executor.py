@@ -50,22 +50,22 @@ class Local:
             while waiting or running:
                 while waiting and len(running) < self.jobs:
                     task = waiting.pop(0)
-                    running[task] = _start(task)
+                    running[task] = start(task)
                 time.sleep(POLL_SECONDS)
                 for task in [task for task, child in running.items() if child.poll() is not None]:
                     yield task, running.pop(task).returncode
                 tick(list(running))
         finally:
-            _stop(list(running.values()))
+            stop(list(running.values()))
 
 
-def _start(task: Task) -> subprocess.Popen[bytes]:
+def start(task: Task, worker: str | None = None) -> subprocess.Popen[bytes]:
     task.folder.mkdir(parents=True, exist_ok=True)
     # The child finds modules where the parent does, also when dape is run from a source tree.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     with task.log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", WORKER, str(task.folder)],
+            [sys.executable, "-m", worker or WORKER, str(task.folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -75,7 +75,7 @@ def _start(task: Task) -> subprocess.Popen[bytes]:
         )
 
 
-def _stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
+def stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
     for child in children:
         with contextlib.suppress(ProcessLookupError):
             child.send_signal(signal.SIGTERM)

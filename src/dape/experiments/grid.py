@@ -77,9 +77,9 @@ class Experiment(ABC, Generic[R]):
     def job(self, run: R, threads: int) -> Job:
         """What the worker is to do."""
 
-    @abstractmethod
     def shared_settings(self) -> dict[str, Any]:
-        """What must not change within a folder, by section or by name."""
+        """What must not change within a folder, by section or by name. The settings of each job are compared anyway."""
+        return {}
 
     def effort(self, run: R) -> Effort:
         """How the time that is left is told. Without it, runs count as equal and as done when they are finished."""

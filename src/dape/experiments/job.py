@@ -57,6 +57,9 @@ class Job(ABC):
 
 
 def write_job(folder: Path, job: Job) -> None:
+    from dape.experiments.catalogue import job_class
+
+    job_class(job.kind, folder / JOB)  # before any process begins: each of them would fail
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / JOB, json.dumps(sealed({"kind": job.kind, **asdict(job)}), indent=2) + "\n")
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dape.experiments.compare import Run, in_order
-from dape.experiments.grid import Effort, Experiment, united
+from dape.experiments.compare import MethodsAndSeeds, Run
+from dape.experiments.grid import Effort, united
 from dape.experiments.job import Job, Stop, Test
 from dape.results.records import Row
 from dape.tasks.recall.config import RecallConfig
@@ -51,16 +51,11 @@ class RecallJob(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recall(Experiment[Run]):
-    methods: tuple[str, ...]
-    seeds: int
+class Recall(MethodsAndSeeds):
     config: RecallConfig
 
     what: ClassVar[str] = "probe"
     settings_name: ClassVar[str] = SETTINGS
-
-    def runs(self) -> list[Run]:
-        return in_order(self.methods, self.seeds)
 
     def job(self, run: Run, threads: int) -> RecallJob:
         return RecallJob(config=self.config, method=run.method, seed=run.seed, device=self.device, threads=threads)
@@ -74,9 +69,6 @@ class Recall(Experiment[Run]):
     def found(self, rows: list[Row]) -> str:
         own = [row for row in rows if not {"depth", "pairs"} & set(row.extra)]
         return "accuracy " + " ".join(f"{row.length}: {100 * row.value:.0f}%" for row in own)
-
-    def axes(self) -> dict[str, int]:
-        return {"encoding": len(self.methods), "seed": self.seeds}
 
     def conditions(self) -> list[str]:
         config = self.config
