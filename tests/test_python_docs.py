@@ -14,7 +14,6 @@ from dape.hf import adapter_of
 TEXT = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_the_blocks_run(tmp_path, monkeypatch, here, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))

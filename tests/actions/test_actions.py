@@ -96,3 +96,19 @@ def test_reproduce_has_claims(text, here, monkeypatch):
     assert (
         len(here) == 3 and {each.ours.verdict for each in found.claims} and found.table().startswith("# bias-ablation")
     )
+
+
+@pytest.mark.parametrize(("widgets", "drawn"), [(True, True), (False, False)])
+def test_a_notebook_without_widgets_gets_lines(monkeypatch, capsys, widgets, drawn):
+    """There rich would draw nothing, and warn."""
+    from rich import console as rich_console
+
+    from dape.actions import progress
+
+    monkeypatch.setattr(rich_console, "_is_jupyter", lambda: True)
+    monkeypatch.setattr(progress, "find_spec", lambda name: object() if widgets else None)
+    console, can_draw = progress.progress_console()
+    assert can_draw is drawn and console.is_jupyter is drawn
+    if not drawn:
+        console.print("step 1/2")
+        assert capsys.readouterr().err == "step 1/2\n"

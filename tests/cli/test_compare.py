@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from dape.cli import main
 from dape.experiments import worker
-from dape.experiments.executor import Local
+from dape.experiments.executor import WORKER, Local
 from dape.files import locked
 from dape.machine import usable_cores
 from dape.results.records import read_rows
@@ -344,7 +344,7 @@ def workers(out: Path) -> list[int]:
             words = (folder / "cmdline").read_text().split("\0")
         except OSError:
             continue
-        if "dape.experiments.language" in words and any(str(out) in word for word in words):
+        if WORKER in words and any(str(out) in word for word in words):
             found.append(int(folder.name))
     return found
 
@@ -440,6 +440,7 @@ def test_a_run_that_is_killed_fails_alone(start, tmp_path):
 def test_no_run_outlives_the_comparison(start, tmp_path, number):
     child = start("--steps", "1000000")
     wait_for(lambda: min(steps_of(tmp_path / "out")) > 20)
+    assert workers(tmp_path / "out")
     child.send_signal(number)
     child.communicate(timeout=120)
     assert child.returncode in (-number, 130)

@@ -15,6 +15,7 @@ from tests.thinned import few
 
 import dape
 from dape.cli import app, commands, main
+from dape.cli.fields import _arguments
 from dape.errors import UsageError
 
 
@@ -206,3 +207,18 @@ def test_closed_pipe_is_silent(argv):
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=buffered)
     os.close(write)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [("che", ["--budget 1e-3", "by --jobs."]), ("harness", ["Of --text: scored"]), ("reproduce", [])],
+)
+def test_help_names_flags_and_not_arguments(command, flags, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert app.main([command, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(flag in shown for flag in flags)
+    own = {
+        name for c in app.COMMANDS if c.name == command for name, positional in _arguments(c.config) if not positional
+    }
+    assert not own & set(re.findall("`([a-z_]+)`", shown))

@@ -176,7 +176,7 @@ def test_finished_runs_are_not_done_again(trained, capsys, monkeypatch):
     def refuse(*_: object) -> None:
         raise AssertionError("a child was started")
 
-    monkeypatch.setattr(executor, "_start", refuse)
+    monkeypatch.setattr(executor, "start", refuse)
     before = (trained / "results.jsonl").read_bytes()
     run(*FEW, "--methods", "rope", "dape-kerple", "--out", trained)
     assert (trained / "results.jsonl").read_bytes() == before
@@ -186,7 +186,7 @@ def test_finished_runs_are_not_done_again(trained, capsys, monkeypatch):
 
 def test_methods_are_added(trained, monkeypatch, capsys):
     started = []
-    monkeypatch.setattr(executor, "_start", lambda task: started.append(task.name) or Finished(1))
+    monkeypatch.setattr(executor, "start", lambda task: started.append(task.name) or Finished(1))
     run(*FEW, "--methods", "rope", "alibi", "--out", trained, expect=1)
     assert started == ["alibi-seed0"]
     job = json.loads((trained / "runs/alibi-seed0/job.json").read_text())

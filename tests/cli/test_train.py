@@ -308,11 +308,7 @@ def test_a_damaged_checkpoint(capsys, tmp_path):
     train("--out", "a", "--save-every", "2")
     newest = tmp_path / "a/checkpoints/step-00000004"
     (newest / "optimizer.safetensors").write_bytes(b"?")
-    resume("--out", "a", expect=1)
-    shown = capsys.readouterr().err
-    assert (
-        "step-00000004/optimizer.safetensors: damaged, it is not what was written" in shown
-        and "Remove this folder" in shown
-    )
-    shutil.rmtree(newest)
     resume("--out", "a")
+    shown = capsys.readouterr().err
+    assert "step-00000004/optimizer.safetensors: damaged, it is not what was written" in shown
+    assert "going on from step-00000002" in shown and newest.is_dir()

@@ -66,7 +66,7 @@ def _dape(words: Sequence[str], folder: Path) -> int:
     os.chdir(folder)
     random.seed()  # copies would all draw the same, and hide what is not seeded
     torch.seed()
-    executor._start = _worker  # pyright: ignore[reportAttributeAccessIssue]
+    executor.start = _worker  # pyright: ignore[reportAttributeAccessIssue]
     return main(list(words))
 
 

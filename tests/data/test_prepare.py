@@ -416,3 +416,13 @@ def test_a_writer_goes_on_from_any_state(tmp_path, contents):
         append(second, range(kept, 7))
         assert second.finish() == expected
         assert {k: v for k, v in contents(stopped).items() if k in contents(whole)} == contents(whole)
+
+
+def test_the_number_of_workers_changes_nothing(prepared, texts, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYON_NUM_THREADS", "")  # put back afterwards
+    folders = [prepared("a", out=f"w{n}", tokenizer="bpe:300", workers=n).folder for n in (1, 3)]
+    assert os.environ["RAYON_NUM_THREADS"] == "3"
+    one, three = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
+    assert one == three and len(one) > 4
+    with pytest.raises(UsageError, match="`workers` must lie between 1 and"):
+        prepared("a", out="w0", workers=0)

@@ -12,9 +12,10 @@ import time
 
 import pytest
 
+from dape.actions.prepare import PrepareProgress, summary
 from dape.cli import app
 from dape.cli.commands import Command
-from dape.cli.prepare import Prepare, _Progress, prepare, summary
+from dape.cli.prepare import Prepare, prepare
 from dape.data import verify
 from dape.data.documents import Tally
 from dape.data.shards import ShardWriter
@@ -197,8 +198,8 @@ def test_help_and_parsing_need_no_numpy():
 
 
 def test_progress_in_lines_where_there_is_no_terminal(capsys, monkeypatch):
-    monkeypatch.setattr(_Progress, "SECONDS_BETWEEN_LINES", 0)
-    with _Progress() as progress:
+    monkeypatch.setattr(PrepareProgress, "SECONDS_BETWEEN_LINES", 0)
+    with PrepareProgress() as progress:
         progress.begin("encoding", 100)
         progress.update(Tally(documents=1200, bytes=2_500_000))
         progress._begun -= 10
@@ -212,7 +213,7 @@ def test_progress_in_lines_where_there_is_no_terminal(capsys, monkeypatch):
     ("size", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (12_345_678, "12.3 MB")]
 )
 def test_sizes_are_readable(size, text):
-    from dape.cli.prepare import _size
+    from dape.actions.prepare import _size
 
     assert _size(size) == text
     assert _size(7 * 10**15) == "7000.0 TB"
@@ -222,6 +223,19 @@ def test_summary_is_made_of_the_corpus(prepared, texts, tmp_path):
     from dape.data.prepare import Prepared
 
     corpus = prepared("a", validation=(str(tmp_path / "docs.jsonl"),))
-    lines = summary(Prepared(corpus, "continued"), Prepare(("a",), out=tmp_path / "out"))
-    assert lines[0].endswith("out finished") and "held out    the sources given with --validation" in lines
+    lines = summary(Prepared(corpus, "continued"), tmp_path / "out")
+    assert lines[0].endswith("out finished") and "held out    the sources given as `validation`" in lines
     assert "60 duplicates, 60 both to train on and held out" in lines[1]
+
+
+def test_the_function_makes_what_the_command_makes(dape, texts, tmp_path):
+    from dape.actions.prepare import check, prepare
+
+    dape("a", "--out", "typed", "--validation-share", "0.1")
+    called = prepare(tmp_path / "a", out=tmp_path / "called", validation_share=0.1)
+    assert called.how == "new" and called.corpus.hash == check(tmp_path / "typed").hash
+    assert prepare([str(tmp_path / "a")], out=tmp_path / "called", validation_share=0.1).how == "already there"
+    with pytest.raises(TypeError, match="validation_part"):
+        prepare("a", out="other", validation_part=0.1)
+    with pytest.raises(ValueError, match="nothing to prepare"):
+        prepare([], out="other")

@@ -118,19 +118,30 @@ def test_damage_is_found_and_named(make_trainer, saved_at_3, name, damage):
         make_trainer(encoding="dape-kerple")
 
 
-def test_an_older_checkpoint_serves_once_the_damaged_one_is_removed(make_trainer, train, saved, same_bits):
+def test_the_checkpoint_before_a_damaged_one_is_taken_and_said(make_trainer, train, saved, same_bits, capsys):
     whole = make_trainer("whole")
     train(whole)
     trainer = make_trainer(keep=3)
     train(trainer)
     newest = find(trainer.folder)
     (newest / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match="Remove this folder to go on from an older checkpoint"):
-        make_trainer()
-    shutil.rmtree(newest)
     again = make_trainer()
+    said = capsys.readouterr().err
+    assert "step-00000006/model.safetensors: damaged" in said and "going on from step-00000004" in said
+    assert not newest.exists() and newest.with_name("damaged-step-00000006").is_dir()
     assert again.step == 4 and train(again)
     same_bits(saved(find(again.folder)), saved(find(whole.folder)))
+
+
+def test_when_all_checkpoints_are_damaged_none_is_touched(make_trainer, train):
+    trainer = make_trainer(keep=3)
+    train(trainer)
+    found = checkpoints(trainer.folder / "checkpoints")
+    for each in found:
+        (each / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"step-00000006/model\.safetensors: damaged"):
+        make_trainer()
+    assert checkpoints(trainer.folder / "checkpoints") == found
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,11 @@ def test_compiled_equals_eager(make_trainer, train, settings):
     assert train(eager, 3) is train(compiled, 3) is False
     tolerance = {"rtol": 2e-2, "atol": 2e-3} if "precision" in settings else {"rtol": 1e-3, "atol": 1e-5}
     for (name, a), b in zip(eager.model.named_parameters(), compiled.model.parameters(), strict=True):
-        if name.endswith("f.second.bias"):
-            # Softmax ignores what moves all logits of a row alike: its gradient is rounding, made large by Adam.
-            continue
-        torch.testing.assert_close(a, b, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        # Adam makes steps of the same size of a gradient that is rounding alone, as where softmax ignores what moves all
+        # logits of a row alike (f.second.bias), or where a hidden unit of f is hardly ever active.
+        size = eager.optimizer.state[a]["exp_avg_sq"].sqrt()
+        real = (size == 0) | (size > 1e-8)
+        assert real.any() or name.endswith("f.second.bias")
+        torch.testing.assert_close(a[real], b[real], **tolerance, msg=lambda text, name=name: f"{name}: {text}")
     again = make_trainer("compiled", compile=True, **settings)
     assert again.step == 3 and train(again)

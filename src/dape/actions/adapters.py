@@ -47,7 +47,7 @@ def study_adapters(options: StudyOptions, *, executor: Executor | None = None) -
         study = _plan(options)
         study.begin()
         jobs = options.jobs or side_by_side(study)
-        announce(study, jobs)
+        announce(study, jobs, executor=executor)
         # The models first: everything else begins with them.
         failures: dict[str, str] = {}
         for plan in (replace(study, bases_only=True), study):

@@ -97,7 +97,7 @@ def chomsky(options: ChomskyOptions, *, executor: Executor | None = None) -> Fou
         jobs = options.jobs or side_by_side(plan)
         plan = _within_budget(options, plan, jobs)
         plan.begin()
-        announce(plan, jobs)
+        announce(plan, jobs, executor=executor)
         failures = run_all(
             plan,
             jobs=jobs,

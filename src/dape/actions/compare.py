@@ -90,7 +90,7 @@ def compare(
         plan = _plan(data, methods, seeds, model, train, evaluation, out, device)
         plan.begin()
         jobs = jobs or side_by_side(plan)
-        announce(plan, jobs)
+        announce(plan, jobs, executor=executor)
         failures = run_all(plan, jobs=jobs, executor=executor, tables=lambda rows, width: [terminal(rows, plan, width)])
         return _found(plan, failures)
 

@@ -78,7 +78,7 @@ def evaluate(
             append_rows(path, new)
         rows += new
         found(new)
-    return Found(rows=rows, make_table=_table, make_figure=_figure)
+    return Found(rows=rows)
 
 
 def _measured(where: Path, data: Any, settings: EvalConfig, device: Any, watch: Watch) -> Any:
@@ -99,15 +99,3 @@ def _measured(where: Path, data: Any, settings: EvalConfig, device: Any, watch: 
 def _on_terminal(length: int, done: int, total: int) -> None:
     if sys.stderr.isatty():
         print(f"\r{length} tokens: window {done}/{total}   ", end="", file=sys.stderr, flush=True)
-
-
-def _table(rows: Sequence[Row]) -> str:
-    from dape.report.tables import markdown_table
-
-    return markdown_table(rows, metric=rows[0].metric)
-
-
-def _figure(rows: Sequence[Row]) -> Any:
-    from dape.report.figures import perplexity_figure
-
-    return perplexity_figure(rows)

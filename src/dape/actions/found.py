@@ -26,8 +26,8 @@ class Found:
     """What was written there."""
     failures: Mapping[str, str] = field(default_factory=dict)
     """The last words of runs that failed, by name."""
-    make_table: Callable[[list[Row]], str] = field(repr=False)
-    make_figure: Callable[[list[Row]], "Figure"] = field(repr=False)
+    make_table: Callable[[list[Row]], str] = field(repr=False, default=lambda rows: by_length(rows))
+    make_figure: Callable[[list[Row]], "Figure"] = field(repr=False, default=lambda rows: against_length(rows))
     make_summary: Callable[[list[Row]], str] = field(repr=False, default=lambda rows: "")
     make_terminal: "Tables" = field(repr=False, default=lambda rows, width: [])
 
@@ -58,3 +58,17 @@ class Found:
 
     def _repr_markdown_(self) -> str:
         return self.table() if self.rows else "no rows"
+
+
+def by_length(rows: Sequence[Row]) -> str:
+    """In Markdown: a line per method, a column per length."""
+    from dape.report.tables import markdown_table
+
+    return markdown_table(rows, metric=rows[0].metric)
+
+
+def against_length(rows: Sequence[Row]) -> "Figure":
+    """A curve per method."""
+    from dape.report.figures import perplexity_figure
+
+    return perplexity_figure(rows)

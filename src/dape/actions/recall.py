@@ -37,7 +37,7 @@ def recall(
     with locked(plan.out):
         plan.begin()
         jobs = jobs or side_by_side(plan)
-        announce(plan, jobs)
+        announce(plan, jobs, executor=executor)
         failures = run_all(plan, jobs=jobs, threads=threads, executor=executor, tables=_terminal(plan))
         return _found(plan, failures)
 

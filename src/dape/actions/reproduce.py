@@ -163,7 +163,7 @@ def _run(
             plan = _within(plan, config.budget, jobs)
         plan.begin()
         reused = plan.reuse(config.reuse)
-        announce(plan, jobs, note=f" ({reused} taken over)" if reused else "")
+        announce(plan, jobs, executor=executor, note=f" ({reused} taken over)" if reused else "")
         failures = run_all(plan, jobs=jobs, executor=executor, tables=lambda rows, width: _tables(plan, rows, width))
         heads = draw_maps(plan, config.device) if experiment.kind == "maps" and not failures else []
         return _found(plan, failures, heads)

@@ -1,11 +1,16 @@
 """Train one language model, resumable at any moment: ``dape.train`` and ``dape train``."""
 
+import contextlib
+import json
+import os
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dape.actions.progress import progress_console
 from dape.actions.settings import settings
 from dape.errors import UsageError
 from dape.files import check_writable_folder, locked
@@ -13,11 +18,14 @@ from dape.models.config import DecoderConfig
 from dape.training.checks import check_encoding, check_model
 from dape.training.config import TrainConfig
 from dape.training.device import set_threads, use_device
+from dape.training.launch import Mode, ProcessesFailedError, check_processes, check_shares, in_group, run_processes
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
     from dape.models.decoder import DecoderLM
     from dape.training.language_model import LanguageModelTrainer
+    from dape.training.parallel import Group
+    from dape.training.run import RunConfig
     from dape.training.trackers import Tracker
     from dape.training.trainer import Progress
 
@@ -60,6 +68,9 @@ def train(
     threads: int | None = None,
     tensorboard: bool = False,
     wandb: str | None = None,
+    parallel: Mode | None = None,
+    processes: int = 1,
+    restarts: int = 3,
     preset: str = "tiny",
     model: DecoderConfig | None = None,
     train: TrainConfig | None = None,
@@ -75,6 +86,10 @@ def train(
         threads: of torch on the CPU.
         tensorboard: also write metrics for TensorBoard into the folder.
         wandb: also send metrics to this Weights & Biases project.
+        parallel: how several processes share a run: ``ddp`` (each has the whole model; the default) or ``fsdp`` (each
+            has a share of it). The losses are those of one process.
+        processes: to start on this machine; under torchrun, those that it has started.
+        restarts: how often processes are started again when one was killed.
         preset: settings to begin with: tiny, small, 125m, 350m, 2.7b or 6.7b.
         model, train: all settings at once, in place of the preset.
         **changes: single settings in place of the preset's: ``encoding="rope"``, ``steps=400``, ``seed=1``, ...
@@ -96,17 +111,70 @@ def train(
     train.check()
     folder = Path(out) if out is not None else default_folder(model, train)
     check_writable_folder(folder, "`out`")
-    torch_device = use_device(device)
+    check_processes(processes)
+    check_shares(train.batch, train.accumulate, processes)
+    if processes > 1 and not in_group():
+        given = {"resume": resume, "device": device, "threads": threads, "tensorboard": tensorboard, "wandb": wandb}
+        return _launch(_name_of(data), folder, model, train, {**given, "parallel": parallel}, processes, restarts)
+    torch_device = use_device(_own_device(device))
     set_threads(threads)
     check_model(model, train, str(torch_device))
-    with locked(folder):
-        trainer = _trainer(data, folder, model, train, torch_device, resume)
+
+    from dape.training.parallel import joined
+
+    with joined(parallel, torch_device) as group, contextlib.ExitStack() as stack:
+        trainer = _trainer(data, folder, model, train, torch_device, resume, group, stack)
         if trainer.step == train.steps:
             return Trained(folder, trainer.step, finished=True, validation_loss=trainer.validation_loss, taken=0)
-        trainer.trackers = _trackers(folder, trainer, tensorboard=tensorboard, wandb=wandb)
-        # Last, when nothing can fail any more: a folder with settings counts as a run that has begun.
-        trainer.config.write(folder)
+        if group.speaks:
+            trainer.trackers = _trackers(folder, trainer, tensorboard=tensorboard, wandb=wandb)
+            # Last, when nothing can fail any more: a folder with settings counts as a run that has begun.
+            trainer.config.write(folder)
         return _train(trainer, folder)
+
+
+def _own_device(device: str) -> str:
+    """A GPU for every process of a machine."""
+    local = os.environ.get("LOCAL_RANK")
+    if local is None or device not in ("auto", "cuda"):
+        return device
+    import torch
+
+    return f"cuda:{local}" if torch.cuda.is_available() else device
+
+
+def _name_of(data: "str | Path | Corpus") -> str:
+    from dape.data.store import Corpus
+
+    return str(data.folder.resolve()) if isinstance(data, Corpus) else str(data)
+
+
+def _launch(
+    data: str,
+    folder: Path,
+    model: DecoderConfig,
+    train: TrainConfig,
+    given: dict[str, Any],
+    processes: int,
+    restarts: int,
+) -> Trained:
+    """The same call in several processes, and what has become of the folder."""
+    from dape.training.checkpoint import CHECKPOINTS, checkpoints
+    from dape.training.run import read_metrics
+
+    def reached() -> int:
+        return max((int(path.name.removeprefix("step-")) for path in checkpoints(folder / CHECKPOINTS)), default=0)
+
+    first = reached()
+    everything = {**given, "data": data, "out": str(folder), "model": asdict(model), "train": asdict(train)}
+    code = run_processes(["-m", "dape.cli.train_worker", json.dumps(everything)], processes, restarts=restarts)
+    if 0 < code < 128:
+        raise ProcessesFailedError(code, processes)
+    step = reached()
+    losses = [line["validation_loss"] for line in read_metrics(folder) if "validation_loss" in line]
+    finished = code == 0
+    loss = losses[-1] if finished and losses and step > first else None
+    return Trained(folder, step, finished=finished, taken=step - first, validation_loss=loss, exit_code=code)
 
 
 def default_folder(model: DecoderConfig, train: TrainConfig) -> Path:
@@ -120,16 +188,43 @@ def _trainer(
     train: TrainConfig,
     device: Any,
     resume: bool | None,
+    group: "Group",
+    stack: contextlib.ExitStack,
 ) -> "LanguageModelTrainer":
+    """Of every process of the group. The first one locks the folder and prepares the text, then the others read it."""
+    from dape.training.language_model import LanguageModelTrainer
+
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        resume = None  # started again: whatever the folder asks for
+
+    def first() -> None:
+        if group.speaks:
+            stack.enter_context(locked(folder))
+            _begin(data, folder, model, train, resume)
+
+    if not group.alone:
+        group.together(lambda: group.check(train))
+        group.check_same(data=_name_of(data), model=asdict(model), train=asdict(train), parallel=group.mode)
+    group.together(first)
+    given, saved, corpus = group.together(lambda: _begin(data, folder, model, train, resume))
+    group.check_same(text=corpus.hash, tokenizer=corpus.tokenizer.fingerprint)
+    trainer = LanguageModelTrainer(folder, given, corpus, device=device, group=group)
+    before = trainer.threads_before or saved.threads
+    if before != given.threads and group.speaks:
+        print(f"note: begun with {before} threads, now {given.threads}: the last bits may differ")
+    return trainer
+
+
+def _begin(
+    data: "str | Path | Corpus", folder: Path, model: DecoderConfig, train: TrainConfig, resume: bool | None
+) -> "tuple[RunConfig, RunConfig, Corpus]":
+    """Settings as given and as the run was begun with, and its text."""
     import torch
 
     from dape.data.corpora import as_corpus
-    from dape.data.store import Corpus
-    from dape.training.language_model import LanguageModelTrainer
     from dape.training.run import CONFIG, RunConfig
 
-    name = str(data.folder.resolve()) if isinstance(data, Corpus) else str(data)
-    given = RunConfig(model=model, train=train, data=name, threads=torch.get_num_threads())
+    given = RunConfig(model=model, train=train, data=_name_of(data), threads=torch.get_num_threads())
     begun = (folder / CONFIG).is_file()
     if begun and resume is False:
         raise UsageError(f"{folder} already holds a run; add `resume` to continue it, or choose another `out`")
@@ -139,11 +234,7 @@ def _trainer(
     given.check_continues(saved, folder)
     corpus = as_corpus(data, out=folder / "data")
     folder.mkdir(parents=True, exist_ok=True)
-    trainer = LanguageModelTrainer(folder, given, corpus, device=device)
-    before = trainer.threads_before or saved.threads
-    if before != given.threads:
-        print(f"note: begun with {before} threads, now {given.threads}: the last bits may differ")
-    return trainer
+    return given, saved, corpus
 
 
 def _trackers(
@@ -160,17 +251,23 @@ def _trackers(
 def _train(trainer: "LanguageModelTrainer", folder: Path) -> Trained:
     from dape.training.interrupt import Interruption
 
-    _announce(trainer, folder)
-    first = trainer.step
-    with Interruption() as stop, TrainingBar(trainer) as bar:
+    group, first = trainer.group, trainer.step
+    with contextlib.ExitStack() as stack:
+        watch: Any = lambda progress: None  # noqa: E731
+        if group.speaks:
+            _announce(trainer, folder)
+            watch = stack.enter_context(TrainingBar(trainer)).show
+        told = {} if group.alone else {"message": "stopping after this step and saving" if group.speaks else ""}
+        stop = stack.enter_context(Interruption(**told, patient=not group.alone))
         try:
-            finished = trainer.run(watch=bar.show, stop=stop)
+            finished = trainer.run(watch=watch, stop=stop)
         finally:
             for tracker in trainer.trackers:
                 tracker.close()
     step, taken = trainer.step, trainer.step - first
     if not finished:
-        return Trained(folder, step, finished=False, taken=taken, exit_code=stop.exit_code)
+        code = stop.exit_code or 128 + signal.SIGTERM  # another process was asked to
+        return Trained(folder, step, finished=False, taken=taken, exit_code=code)
     return Trained(folder, step, finished=True, taken=taken, validation_loss=trainer.validation_loss)
 
 
@@ -194,10 +291,9 @@ class TrainingBar:
 
     def __init__(self, trainer: "LanguageModelTrainer") -> None:
         from rich import progress
-        from rich.console import Console
 
-        console = Console(stderr=True)
-        self._plain = not (console.is_terminal or console.is_jupyter)
+        console, drawn = progress_console()
+        self._plain = not drawn
         self._bar = progress.Progress(
             progress.TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             progress.BarColumn(),

@@ -10,8 +10,9 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
+from typing import Any, TextIO
 
 from tyro.extras import SubcommandApp
 
@@ -42,8 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):  # replaced streams, as in notebooks, may lack it
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    return answered(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
+
+
+def answered(work: Callable[[], int]) -> int:
+    """The exit code of ``work()``, or a message and the code of what it raises."""
     try:
-        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        code = work()
         sys.stdout.flush()  # now: at interpreter exit a closed pipe could no longer be caught
         return code
     except BrokenPipeError:
@@ -88,7 +94,8 @@ def _dispatch(argv: list[str]) -> int:
             _parse([*argv, "--help"])
         return 2
     try:
-        config = _parse(_expanded(argv))
+        with contextlib.redirect_stdout(_FlagsInHelp(sys.stdout, words)):
+            config = _parse(_expanded(argv))
     except SystemExit as stop:  # tyro has printed help or an error
         suggestion = _suggest(words) if stop.code else None
         if suggestion:
@@ -98,6 +105,21 @@ def _dispatch(argv: list[str]) -> int:
     kernels_mode()  # a mistake in the environment shows here, and not in a child process after hours
     command = next(c for c in COMMANDS if c.config is type(config))
     return command.run(config)
+
+
+class _FlagsInHelp:
+    """Standard output while help is printed. Settings of the library name each other in backticks: flags here, which
+    are as wide, so that tables stay tables."""
+
+    def __init__(self, stream: TextIO, words: list[str]) -> None:
+        self._stream = stream
+        self._configs = [c.config for c in COMMANDS if words[: len(c.words)] == c.words]
+
+    def write(self, text: str) -> int:
+        return self._stream.write(with_flags(text, self._configs, positional=False))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _refuse_empty(argv: list[str]) -> None:

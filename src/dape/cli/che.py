@@ -1,10 +1,13 @@
 """``dape che``: the Chomsky-hierarchy benchmark. Loads torch only when it runs."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import tyro
 
 from dape.actions.chomsky import ChomskyOptions, chomsky
 from dape.cli.show import show
+from dape.experiments.executors import Where
 from dape.tasks.chomsky.catalogue import find
 
 SHOWN = (3, 8, 13)
@@ -23,12 +26,13 @@ class Che(ChomskyOptions):
 
     show: str | None = None
     """Print examples of this task, and do nothing else."""
+    where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
 
 
 def run(config: Che) -> int:
     if config.show is not None:
         return show_examples(config.show, config.compat)
-    return show(chomsky(config))
+    return show(chomsky(config, executor=config.where.build(config.jobs)))
 
 
 def show_examples(name: str, compat: str) -> int:

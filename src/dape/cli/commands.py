@@ -25,6 +25,7 @@ from dape.bench.train import TrainBench
 from dape.bench.train import run as bench_train
 from dape.cli import (
     che,
+    checkpoint,
     compare,
     doctor,
     evaluate,
@@ -76,6 +77,7 @@ class Command:
 
 GROUPS = {
     "bench": "Measure speed and memory on this machine.",
+    "checkpoint": "Checkpoints of runs as files.",
     "study": "Experiments of our own.",
 }
 
@@ -136,6 +138,15 @@ COMMANDS = [
             "--encoding rope --seed 1 --steps 1000": "another encoding, seed and duration",
             "--resume --out runs/dape-kerple-64-seed0": "go on with a run that was stopped",
             "--preset 125m --data arxiv --precision bf16 --accumulate 8": "the paper's model on text of your own",
+            "--processes 2 --parallel fsdp": "two processes that share batch and model",
+        },
+    ),
+    Command(
+        "checkpoint merge",
+        checkpoint.MergeCheckpoint,
+        checkpoint.run,
+        examples={
+            "runs/dape-kerple-64-seed0": "one file of the shards that `dape train --parallel fsdp` has written",
         },
     ),
     Command(

@@ -10,6 +10,7 @@ import tyro
 from dape.actions.compare import METHODS, compare
 from dape.errors import UsageError
 from dape.evaluation.config import Mode
+from dape.experiments.executors import Where
 from dape.models.config import DecoderConfig
 from dape.reading import reading
 from dape.training.config import TrainConfig
@@ -55,6 +56,7 @@ class Compare:
     """A YAML file with the sections model and train; its settings replace those of the preset."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
+    where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
     model: tyro.conf.OmitArgPrefixes[DecoderConfig] = field(default_factory=DecoderConfig)
     train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
 
@@ -101,7 +103,7 @@ def run(config: Compare) -> int:
     same = ("methods", "seeds", "lengths", "last_k", "windows", "mode", "reach", "out", "jobs", "device")
     given = {name: getattr(config, name) for name in (*same, "model", "train")}
     try:
-        return show(compare(config.data, **given))
+        return show(compare(config.data, executor=config.where.build(config.jobs), **given))
     except KeyboardInterrupt:
         print(f"continue with: dape compare --resume --out {config.out}", file=sys.stderr)
         raise

@@ -21,18 +21,18 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def with_flags(message: str, commands: Iterable[type]) -> str:
-    """The message of an error; what it has in backticks is written as a flag where it is an argument of a command, or
-    in capitals where commands take it without one."""
-    flags, positional = set(), set()
+def with_flags(message: str, commands: Iterable[type], *, positional: bool = True) -> str:
+    """The message of an error, or help: what it has in backticks is written as a flag where it is an argument of a
+    command, or (if ``positional``) in capitals where commands take it without one."""
+    flags, bare = set(), set()
     for command in commands:
         for name, is_positional in _arguments(command):
-            (positional if is_positional else flags).add(name)
+            (bare if is_positional else flags).add(name)
 
     def typed(name: str) -> str:
-        return flag_of(name) if name in flags else name.upper() if name in positional else f"`{name}`"
+        return flag_of(name) if name in flags else name.upper() if positional and name in bare else f"`{name}`"
 
-    return re.sub("`([a-z][a-z0-9_]*)`", lambda found: typed(found[1]), message)
+    return re.sub("(?<!`)`([a-z][a-z0-9_]*)`(?!`)", lambda found: typed(found[1]), message)
 
 
 def _arguments(kind: Any) -> Iterator[tuple[str, bool]]:

@@ -1,7 +1,7 @@
 """``dape probe``: can a model fetch what it has read, beyond its training length? Imports torch only when it runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ from dape.actions.recall import METHODS, recall
 from dape.cli.console import open_console
 from dape.cli.show import show
 from dape.errors import UsageError
+from dape.experiments.executors import Where
 from dape.tasks.recall.config import DEPTHS, RecallConfig, Task, doublings, given
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Probe:
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     threads: int | None = None
     """Threads of torch on the CPU, with --train for each run; None leaves the choice to torch, and to --jobs."""
+    where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
 
 
 FOR_CHECKPOINT = ("tasks", "data", "seed", "json", "figure")
@@ -89,6 +91,8 @@ def run(config: Probe) -> int:
         if config.checkpoint is None:
             raise UsageError("name a run or checkpoint to ask, or use --train to train small models")
         _refuse(config, FOR_TRAINING, "is for --train")
+        if config.where != Where():
+            raise UsageError("--executor and what belongs to it are for --train")
         return _ask(config, config.checkpoint)
     if config.checkpoint is not None:
         raise UsageError(f"--train makes its own models; leave out {config.checkpoint}, or leave out --train")
@@ -129,7 +133,7 @@ def _train(config: Probe) -> int:
         **given(samples=config.samples, pairs=config.pairs),
     )
     where = {name: getattr(config, name) for name in ("methods", "seeds", "out", "jobs", "threads", "device")}
-    return show(recall(settings, **where))
+    return show(recall(settings, executor=config.where.build(config.jobs), **where))
 
 
 def _refuse(config: Probe, names: Sequence[str], why: str) -> None:

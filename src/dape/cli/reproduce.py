@@ -1,6 +1,6 @@
 """``dape reproduce``: an experiment of the paper, its numbers beside ours, and what became of its claims."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import tyro
@@ -8,6 +8,7 @@ import tyro
 from dape.actions.reproduce import ReproduceOptions, check, chosen, folder_of, reproduce_with
 from dape.cli.console import open_console
 from dape.cli.show import show
+from dape.experiments.executors import Where
 from dape.experiments.reproduce import scales
 from dape.experiments.reproduce.catalogue import EXPERIMENTS
 
@@ -27,12 +28,13 @@ class Reproduce(ReproduceOptions):
     """An experiment; `list` shows them all."""
     dry_run: bool = False
     """Say what would be run and what it would cost, and do nothing."""
+    where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
 
 
 def run(config: Reproduce) -> int:
     if config.id == LIST:
         return list_experiments()
-    return dry_run(config) if config.dry_run else show(reproduce_with(config))
+    return dry_run(config) if config.dry_run else show(reproduce_with(config, executor=config.where.build(config.jobs)))
 
 
 def list_experiments() -> int:

@@ -9,6 +9,8 @@ from dape.cli.fields import with_flags
 
 def show(found: Found) -> int:
     """Failures, tables, words, and which files were written; returns the exit code."""
+    from rich.text import Text
+
     from dape.cli.commands import COMMANDS  # which import the commands, which import this
 
     for name, words in found.failures.items():
@@ -16,8 +18,9 @@ def show(found: Found) -> int:
     if not found.rows:
         return 1
     console = open_console()
-    console.print(*found.terminal(console.width), sep="\n")
+    console.print(*(found.terminal(console.width) or [Text(found.table())]), sep="\n")
     if words := found.summary().strip():
         print(f"\n{words}\n")
-    print(f"wrote {', '.join(found.files)} in {found.out}")
+    if found.files:
+        print(f"wrote {', '.join(found.files)} in {found.out}")
     return 1 if found.failures else 0

@@ -7,6 +7,7 @@ import tyro
 from dape.actions.adapters import StudyOptions, study_adapters
 from dape.cli.show import show
 from dape.experiments.adapters.config import TREATMENTS, StudyConfig
+from dape.experiments.executors import Where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +21,11 @@ class StudyAdapters(StudyOptions):
     """
 
     config: tyro.conf.OmitArgPrefixes[StudyConfig] = field(default_factory=StudyConfig)
+    where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
 
 
 StudyAdapters.__doc__ = (StudyAdapters.__doc__ or "").replace("{treatments}", ", ".join(TREATMENTS))
 
 
 def run(config: StudyAdapters) -> int:
-    return show(study_adapters(config))
+    return show(study_adapters(config, executor=config.where.build(config.jobs)))

@@ -1,6 +1,6 @@
 """``dape train``: one language model, resumable at any moment. Imports torch only when it runs."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import tyro
@@ -11,6 +11,7 @@ from dape.models.config import DecoderConfig
 from dape.training.checks import check_encoding, check_model
 from dape.training.config import TrainConfig
 from dape.training.device import use_device
+from dape.training.launch import Mode, ProcessesFailedError, speaks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,8 @@ class Train:
     resume: bool = False
     """Continue the run in --out from its last checkpoint, with the settings it was begun with."""
     device: str = "auto"
-    """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
+    """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one. With --dry-run also a800, a100,
+    a100-40g, h100 or h200, which need not be here."""
     threads: int | None = None
     """Threads of torch on the CPU; None leaves the choice to torch, or to the run that is resumed."""
     dry_run: bool = False
@@ -43,6 +45,13 @@ class Train:
     """Also write metrics for TensorBoard into the run's folder."""
     wandb: str | None = None
     """Also send metrics to this Weights & Biases project."""
+    parallel: Mode | None = None
+    """How several processes share the run: ddp (each has the whole model; the default) or fsdp (each has a share of it,
+    checkpoints too). The losses are those of one process."""
+    processes: int = 1
+    """Start so many on this machine; or let torchrun start them: torchrun --nproc-per-node 2 -m dape train ..."""
+    restarts: int = 3
+    """How often the processes are started again, from the last checkpoint, when one was killed."""
     model: tyro.conf.OmitArgPrefixes[DecoderConfig] = field(default_factory=DecoderConfig)
     train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
 
@@ -71,8 +80,14 @@ def run(config: Train) -> int:
     if config.dry_run:
         return _dry_run(config)
     same = ("out", "resume", "device", "threads", "tensorboard", "wandb", "model", "train")
-    done = train(config.data, **{name: getattr(config, name) for name in same})
+    same += ("parallel", "processes", "restarts")
+    try:
+        done = train(config.data, **{name: getattr(config, name) for name in same})
+    except ProcessesFailedError as failed:
+        return failed.code
     folder = done.folder
+    if not speaks():
+        return done.exit_code
     if not done.finished:
         print(f"stopped and saved at step {done.step}; continue with: dape train --resume --out {folder}")
         return done.exit_code
@@ -87,7 +102,19 @@ def run(config: Train) -> int:
 
 
 def _dry_run(config: Train) -> int:
-    """What does not fit is refused."""
+    """What does not fit here is refused; what does not fit on devices that are only named is told."""
+    from dape.actions.plan import DEVICES, plan_lines
+    from dape.cli.fields import with_flags
+    from dape.data.store import is_prepared, read_manifest
+
+    if config.processes > 1 or config.device in DEVICES:
+        model, device = config.model, config.device if config.device in DEVICES else "a800"
+        if is_prepared(Path(config.data)):
+            model = replace(model, vocabulary=read_manifest(Path(config.data))["tokenizer"]["vocabulary"])
+        lines = plan_lines(model, config.train, processes=config.processes, device=device)
+        print("\n".join([with_flags(line, [Train]) for line in lines] + ["nothing was run"]))
+        return 0
+
     from dape.machine import in_words
     from dape.training.cost import training_cost
 

@@ -33,6 +33,7 @@ PROGRESS = "progress.json"
 BATCH_BYTES = 4 << 20
 BATCH_DOCUMENTS = 1024
 SECONDS_BETWEEN_SAVES = 5
+MOST_WORKERS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,12 @@ class Options:
     shard_tokens: int = 1 << 26
     overwrite: bool = False
     max_expansion: float = MAX_EXPANSION
+    workers: int | None = None
+    """Cores that encode with the library ``tokenizers``; None for all. What is made does not depend on them."""
 
     def check(self) -> None:
+        if self.workers is not None and not 1 <= self.workers <= MOST_WORKERS:
+            raise UsageError(f"`workers` must lie between 1 and {MOST_WORKERS}, got {self.workers}")
         if not 0 < self.validation_share < 1:
             raise UsageError(f"`validation_share` {self.validation_share}: must lie between 0 and 1, such as 0.05")
         if self.shard_tokens < 1:

@@ -32,6 +32,8 @@ class Prepared(NamedTuple):
 def prepare(sources: Sequence[str], out: Path, options: Options, watcher: Watcher | None = None) -> Prepared:
     """Make ``out`` from the sources, or find that it has been made."""
     options.check()
+    if options.workers is not None:  # read by the library at its first work in this process
+        os.environ["RAYON_NUM_THREADS"] = str(options.workers)
     target = Path(out).resolve()
     _check_target(target, out)
     with contextlib.ExitStack() as stack:

@@ -29,12 +29,40 @@ class Batch:
     loss: Callable[[int], Loss]
     """Of the part with this number."""
     count: int
-    """Targets of all parts."""
+    """Targets of all parts, in all processes."""
     parts: int = 1
     side_by_side: bool = False
     """The parts are small, so that threads may compute them at once. Otherwise parts are there to save memory."""
     words: Callable[[], str] = lambda: ""
     """What to say about the batch when its loss is not finite."""
+
+
+class Shares(Protocol):
+    """Processes that divide a batch among themselves."""
+
+    @property
+    def world(self) -> int: ...
+
+    def share(self, rows: Tensor) -> Tensor:
+        """Those of this process."""
+        ...
+
+    def sums(self, *values: float) -> list[float]:
+        """Over all processes."""
+        ...
+
+
+class _One:
+    world = 1
+
+    def share(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def sums(self, *values: float) -> list[float]:
+        return list(values)
+
+
+ONE_PROCESS = _One()
 
 
 class Task(Protocol):

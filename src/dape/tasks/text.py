@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dape.data.store import Corpus
 from dape.data.windows import TrainingWindows, evaluation_ends, evaluation_windows
-from dape.tasks.base import Batch, Loss, step_seed
+from dape.tasks.base import ONE_PROCESS, Batch, Loss, Shares, step_seed
 
 VALIDATION_WINDOWS, VALIDATION_BATCH = 64, 16
 
@@ -19,12 +19,20 @@ class TextTask:
     """For :class:`~dape.models.decoder.DecoderLM`. Other models override :meth:`logits` and :meth:`draw`."""
 
     def __init__(
-        self, corpus: Corpus, *, length: int, batch: int, seed: int, parts: int = 1, compile: bool = False
+        self,
+        corpus: Corpus,
+        *,
+        length: int,
+        batch: int,
+        seed: int,
+        parts: int = 1,
+        compile: bool = False,
+        shares: Shares = ONE_PROCESS,
     ) -> None:
         self.corpus, self.length, self.size, self.seed, self.parts = corpus, length, batch, seed, parts
         self.windows = TrainingWindows(corpus.train, length=length, seed=seed)
         self.tokens = batch * length
-        self._compile = compile
+        self._compile, self._shares = compile, shares
 
     @cached_property
     def loss_of(self) -> Callable[[nn.Module, Int[Tensor, "b t"], Any], Float[Tensor, ""]]:
@@ -43,7 +51,8 @@ class TextTask:
     def batch(self, model: nn.Module, step: int) -> Batch:
         tokens = torch.from_numpy(self.windows.batch(step, self.size)).to(_device(model))
         generator = torch.Generator().manual_seed(step_seed(self.seed, step))
-        parts = tokens.chunk(self.parts)
+        # What is drawn belongs to a part, which all processes share: they draw what one process would.
+        parts = [self._shares.share(part) for part in tokens.chunk(self.parts)]
         drawn = [self.draw(model, generator) for _ in parts]
 
         def loss(part: int) -> Loss:
@@ -78,10 +87,16 @@ class TextTask:
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             losses = [
-                self._loss_of(model, part, self.draw(model, generator)).item() * len(part)
-                for part in tokens.split(VALIDATION_BATCH)
+                self._loss_of(model, own, self.draw(model, generator)).item() * len(own) / copies
+                for own, copies in map(self._divided, tokens.split(VALIDATION_BATCH))
             ]
-        return sum(losses) / len(tokens)
+        return self._shares.sums(sum(losses))[0] / len(tokens)
+
+    def _divided(self, part: Int[Tensor, "b t"]) -> tuple[Int[Tensor, "b t"], int]:
+        """This process's windows, and in how many processes each is: windows that cannot be divided are everyone's, as
+        processes that hold shares of a model compute together or not at all."""
+        world = self._shares.world
+        return (part, world) if len(part) % world else (self._shares.share(part), 1)
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -6,12 +6,14 @@
                               checkpoint.json         step, settings, data, scaler, and the sha256 of the files above
 
 If only a part of the model is trained (an adapter), only that part is saved. Loading runs no code: no pickle anywhere.
+A run whose model is divided among processes writes a file for each of them instead (shards.py).
 """
 
 import dataclasses
 import json
 import re
 import shutil
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,8 +32,11 @@ from dape.models.decoder import DecoderLM
 from dape.reading import Count, FileName, Sha256, check_files, read_json, read_record, reading, sealed
 from dape.training.config import TrainConfig
 from dape.training.cost import require_fits
+from dape.training.parallel import ALONE, Group
 from dape.training.run import changes
-from dape.training.tensors import read_tensors, write_tensors
+from dape.training.saving import Saving
+from dape.training.shards import Snapshot, files_of, read_joined, shared_like
+from dape.training.tensors import write_tensors
 
 FORMAT = 1
 MODEL, OPTIMIZER, DESCRIPTION = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
@@ -91,7 +96,7 @@ def save(
     tokenizer: Tokenizer | None = None,
 ) -> Path:
     """Write a checkpoint under ``folder``; whatever goes wrong, those already there stay as they are."""
-    target = folder / f"step-{description.step:08d}"
+    target = place(folder, description.step)
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,9 +105,59 @@ def save(
         write_tensors(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER)
         if tokenizer is not None:
             tokenizer.save(temporary)
-        checksums = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
-        told = {"format": FORMAT, "kind": _kind(description.model), **_plain(description), "sha256": checksums}
-        (temporary / DESCRIPTION).write_text(json.dumps(sealed(told), indent=2) + "\n", encoding="utf-8")
+        _write_description(temporary, description, {})
+    return target
+
+
+def place(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def _write_description(folder: Path, description: Description, known: dict[str, str]) -> None:
+    """Last, with the checksums of all other files; those of shards are ``known`` by who wrote them."""
+    own = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.name not in known}
+    told = {"format": FORMAT, "kind": _kind(description.model), **_plain(description), "sha256": {**known, **own}}
+    (folder / DESCRIPTION).write_text(json.dumps(sealed(told), indent=2) + "\n", encoding="utf-8")
+
+
+def begin_sharded(
+    folder: Path,
+    description: Description,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tokenizer: Tokenizer | None,
+    *,
+    group: Group,
+    keep: int,
+) -> Saving | None:
+    """Copy what every process holds, and write it while training goes on. None if the checkpoint is there already."""
+    target = place(folder, description.step)
+    if group.any(target.exists()):
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def finish(temporary: Path, checksums: dict[str, str]) -> None:
+        if tokenizer is not None:
+            tokenizer.save(temporary)
+        _write_description(temporary, description, checksums)
+
+    tensors = {MODEL: _learned(model), OPTIMIZER: _optimizer_tensors(model, optimizer)}
+    snapshots = {file: Snapshot(of, whole=group.speaks) for file, of in tensors.items()}
+    return Saving(target, group, snapshots, finish=finish, after=lambda: prune(folder, keep))
+
+
+def merge(checkpoint: Path, target: Path) -> Path:
+    """A sharded checkpoint as one with a file for the model and one for the optimizer."""
+    description = describe(checkpoint)
+    if target.exists():
+        raise UsageError(f"`out` {target} exists already; choose another folder")
+    with new_folder(target) as temporary:
+        for file in (MODEL, OPTIMIZER):
+            write_tensors(read_joined(checkpoint, file, _ADVICE), temporary / file)
+        for name in (tokenizers.FILE, tokenizers.INFO):
+            if (checkpoint / name).exists():
+                shutil.copyfile(checkpoint / name, temporary / name)
+        _write_description(temporary, description, {})
     return target
 
 
@@ -171,19 +226,26 @@ def find(path: Path) -> Path:
     )
 
 
-def describe(checkpoint: Path) -> Description:
+class OtherFormatError(ValueError):
+    """Not damaged, but of another version."""
+
+
+def describe(checkpoint: Path, *, verify: bool = True) -> Description:
     """The checkpoint's own description, after a check that its files are those that were saved."""
     path = checkpoint / DESCRIPTION
     if not path.is_file():
         raise ValueError(f"{path}: is missing. {_ADVICE}")
     plain = read_json(path, _ADVICE)
     if plain.get("format") != FORMAT:
-        raise ValueError(f"{path}: format {plain.get('format')}, while this version of dape reads format {FORMAT}")
+        raise OtherFormatError(
+            f"{path}: format {plain.get('format')}, while this version of dape reads format {FORMAT}"
+        )
     is_decoder = plain.get("kind", "decoder") == "decoder"
     given: Any = read_record(path, _DecoderFile if is_decoder else _OtherFile, _ADVICE)
     _check_step(path, given["step"])
     _check_complete(path, given["sha256"])
-    check_files(checkpoint, given["sha256"], _ADVICE)
+    if verify:
+        check_files(checkpoint, given["sha256"], _ADVICE)
     known: dict[str, Any] = {f.name: given[f.name] for f in dataclasses.fields(Description) if f.name in given}
     return Description(**known)
 
@@ -200,22 +262,47 @@ def _check_step(path: Path, step: int) -> None:
 
 def _check_complete(path: Path, noted: Collection[str]) -> None:
     """No file is read whose checksum is not known."""
-    needed = {MODEL, OPTIMIZER}
+    needed = {name for file in (MODEL, OPTIMIZER) for name in files_of(file, noted) or [file]}
     needed |= {name for name in (tokenizers.FILE, tokenizers.INFO) if (path.parent / name).exists()}
     if missing := sorted(needed - set(noted)):
         raise ValueError(f"{path}: sha256: has no {', '.join(missing)}, which every checkpoint has. {_ADVICE}")
 
 
-def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, now: Description) -> Description | None:
-    """Put the newest checkpoint back, if there is one; ``now`` is what this run would write at its beginning."""
-    found = checkpoints(folder)
-    if not found:
+def resume(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, now: Description, group: Group = ALONE
+) -> Description | None:
+    """Put the newest checkpoint that is whole back, if there is one; ``now`` is what this run would write at its
+    beginning."""
+    name = group.first(lambda: _newest_whole(folder))
+    if not name:
         return None
-    saved = describe(found[-1])
-    check_continues(saved, now, found[-1])
-    restore_model(found[-1], model)
-    restore_optimizer(found[-1], model, optimizer)
+    saved = describe(folder / name, verify=False)  # the first process has
+    check_continues(saved, now, folder / name)
+    restore_model(folder / name, model)
+    restore_optimizer(folder / name, model, optimizer)
     return saved
+
+
+def _newest_whole(folder: Path) -> str:
+    """Its name, or none. Newer ones that are damaged are put aside, and named; if all are, nothing is done."""
+    damaged: dict[Path, ValueError] = {}
+    for found in reversed(checkpoints(folder)):
+        try:
+            describe(found)
+        except OtherFormatError:
+            raise
+        except ValueError as error:
+            damaged[found] = error
+            continue
+        for bad, error in damaged.items():
+            aside = bad.with_name(f"damaged-{bad.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            bad.rename(aside)
+            print(f"note: {error} It is now {aside.name}; going on from {found.name}", file=sys.stderr, flush=True)
+        return found.name
+    for error in damaged.values():
+        raise error
+    return ""
 
 
 def check_continues(saved: Description, now: Description, where: Path) -> None:
@@ -249,23 +336,23 @@ def load_model(checkpoint: Path, description: Description, device: torch.device)
 
 def restore_model(checkpoint: Path, model: nn.Module) -> None:
     """All of the model, or the part of it that is trained."""
-    tensors, learned = read_tensors(checkpoint / MODEL, _ADVICE), _learned(model)
+    tensors, learned = read_joined(checkpoint, MODEL, _ADVICE), _learned(model)
     with reading(checkpoint / MODEL, f"does not fit what {DESCRIPTION} says"):
         if different := sorted(tensors.keys() ^ learned.keys()):
             raise ValueError(f"{different[0]} is in one of them only")
-        model.load_state_dict(tensors, strict=False)
+        model.load_state_dict({name: shared_like(t, learned[name]) for name, t in tensors.items()}, strict=False)
 
 
 def restore_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Put the averages back, each on its parameter."""
     parameters = dict(model.named_parameters())
     state: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in read_tensors(checkpoint / OPTIMIZER, _ADVICE).items():
+    for name, tensor in read_joined(checkpoint, OPTIMIZER, _ADVICE).items():
         parameter, _, key = name.rpartition(":")
         fits = parameter in parameters and tensor.shape in ((), parameters[parameter].shape)
         if not fits:
             raise ValueError(f"{checkpoint / OPTIMIZER}: {name} {list(tensor.shape)} does not fit the model. {_ADVICE}")
-        state.setdefault(parameter, {})[key] = tensor
+        state.setdefault(parameter, {})[key] = shared_like(tensor, parameters[parameter])
     for name, values in state.items():
         device = parameters[name].device
         optimizer.state[parameters[name]] = {

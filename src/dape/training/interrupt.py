@@ -12,11 +12,13 @@ HANG_UP = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
 
 class Interruption:
     """While this context is open, the first SIGINT, SIGTERM or SIGHUP only sets ``signal``; a second one interrupts at
-    once."""
+    once. ``patient``: it does not, as for a process of several, which may hear of it from more than one side."""
 
-    def __init__(self, message: str = "stopping after this step and saving; once more to stop at once") -> None:
+    def __init__(
+        self, message: str = "stopping after this step and saving; once more to stop at once", *, patient: bool = False
+    ) -> None:
         self.signal: int | None = None
-        self._message = message
+        self._message, self._patient = message, patient
         self._before: dict[int, signal.Handlers | object] = {}
 
     def __enter__(self) -> "Interruption":
@@ -38,12 +40,15 @@ class Interruption:
         return 0 if self.signal is None else 128 + self.signal
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.signal is not None and self._patient:
+            return
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
         if number in HANG_UP:
             _forget(self._terminal)
-        print(f"\ndape: {self._message}", file=sys.stderr, flush=True)
+        if self._message:
+            print(f"\ndape: {self._message}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

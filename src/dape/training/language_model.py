@@ -9,6 +9,7 @@ import torch
 from dape.data.store import Corpus
 from dape.models.decoder import DecoderLM
 from dape.tasks.text import TextTask
+from dape.training.parallel import ALONE, Group
 from dape.training.run import RunConfig
 from dape.training.trackers import Tracker
 from dape.training.trainer import Trainer
@@ -28,6 +29,7 @@ class LanguageModelTrainer(Trainer):
         *,
         device: torch.device,
         trackers: Sequence[Tracker] = (),
+        group: Group = ALONE,
     ) -> None:
         self.corpus = corpus
         self.config = replace(config, model=replace(config.model, vocabulary=vocabulary_for(corpus)))
@@ -40,10 +42,13 @@ class LanguageModelTrainer(Trainer):
             seed=train.seed,
             parts=train.accumulate,
             compile=train.compile,
+            shares=group,
         )
         torch.manual_seed(train.seed)
         new = DecoderLM(model).to(device)
-        super().__init__(new, task, train, folder, described=model, tokenizer=corpus.tokenizer, trackers=trackers)
+        super().__init__(
+            new, task, train, folder, described=model, tokenizer=corpus.tokenizer, trackers=trackers, group=group
+        )
 
 
 def vocabulary_for(corpus: Corpus) -> int:

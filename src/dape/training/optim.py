@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from dape.training.config import TrainConfig
 
@@ -36,8 +37,12 @@ def decayed(model: nn.Module, config: TrainConfig) -> dict[str, bool]:
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     decays = decayed(model, config)
     groups: list[dict[str, Any]] = [
-        {"params": [p for name, p in model.named_parameters() if decays[name] is wanted], "weight_decay": decay}
-        for wanted, decay in ((True, config.weight_decay), (False, 0.0))
+        {
+            "params": [p for name, p in model.named_parameters() if (decays[name], isinstance(p, DTensor)) == kind],
+            "weight_decay": config.weight_decay if kind[0] else 0.0,
+        }
+        # One call of a fused optimizer takes shares of tensors or whole ones.
+        for kind in ((True, False), (False, False), (True, True), (False, True))
     ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],

@@ -17,7 +17,9 @@ from dape.training import checkpoint
 from dape.training.checkpoint import CHECKPOINTS, Description
 from dape.training.config import TrainConfig
 from dape.training.optim import learning_rate, make_optimizer
+from dape.training.parallel import ALONE, Group, spread
 from dape.training.run import Metrics
+from dape.training.saving import Saving
 from dape.training.trackers import Tracker
 from dape.training.update import NotFiniteError, Updated, Updater
 
@@ -49,6 +51,7 @@ class Trainer:
         described: the configuration of the model, for its checkpoints.
         optimizer: AdamW as the authors have it, by default.
         tokenizer: saved with every checkpoint, if there is one.
+        group: the processes that share the work; all of them build the same trainer.
     """
 
     def __init__(
@@ -62,22 +65,26 @@ class Trainer:
         optimizer: torch.optim.Optimizer | None = None,
         tokenizer: Tokenizer | None = None,
         trackers: Sequence[Tracker] = (),
+        group: Group = ALONE,
     ) -> None:
         config.check()
+        group.check(config)
         if not any(p.requires_grad for p in model.parameters()):
             raise ValueError("nothing of the model is to be trained: every parameter is frozen")
         self.model, self.task, self.train, self.folder = model, task, config, folder
+        self.group, self.spread = group, spread(model, group, config)
         self.optimizer = make_optimizer(model, config) if optimizer is None else optimizer
-        self.updater = Updater(model, config, self.optimizer)
+        self.updater = Updater(model, config, self.optimizer, self.spread)
         self.step = 0
         self.threads_before: int | None = None
         """Of the process that wrote the checkpoint this run goes on from."""
         self.validation_loss: float | None = None
         self.trackers = list(trackers)
         self._described, self._tokenizer = described, tokenizer
+        self._saving: Saving | None = None
         self._resume()
         folder.mkdir(parents=True, exist_ok=True)
-        self.metrics = Metrics(folder, after_step=self.step)
+        self.metrics = Metrics(folder, after_step=self.step) if group.speaks else None
 
     @property
     def device(self) -> torch.device:
@@ -86,7 +93,8 @@ class Trainer:
     # Saving and restoring --------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        saved = checkpoint.resume(self.folder / CHECKPOINTS, self.model, self.optimizer, self._description())
+        where, now = self.folder / CHECKPOINTS, self._description()
+        saved = checkpoint.resume(where, self.model, self.optimizer, now, self.group)
         if saved is None:
             return
         if saved.scaler:
@@ -106,10 +114,22 @@ class Trainer:
         )
 
     def save(self) -> Path:
-        folder = self.folder / CHECKPOINTS
-        saved = checkpoint.save(folder, self._description(), self.model, self.optimizer, self._tokenizer)
-        checkpoint.prune(folder, self.train.keep)
-        return saved
+        """A model that is divided is written while training goes on, see :meth:`wait_for_checkpoint`."""
+        folder, keep = self.folder / CHECKPOINTS, self.train.keep
+        parts = (folder, self._description(), self.model, self.optimizer, self._tokenizer)
+        if self.group.mode == "fsdp":
+            self.wait_for_checkpoint()
+            self._saving = checkpoint.begin_sharded(*parts, group=self.group, keep=keep)
+        elif self.group.speaks:
+            checkpoint.save(*parts)
+            checkpoint.prune(folder, keep)
+        return checkpoint.place(folder, self.step)
+
+    def wait_for_checkpoint(self) -> None:
+        """Until the last one is on the disk; raises what went wrong."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait()
 
     # Training --------------------------------------------------------------------------------------------------------
 
@@ -117,7 +137,7 @@ class Trainer:
         """Train to the end, or until ``stop()``; either way the last step is saved. True if the end was reached."""
         clock, saved = _Clock(), time.monotonic()
         self.model.train()
-        while self.step < self.train.steps and not stop():
+        while self.step < self.train.steps and not self.group.any(stop()):
             done, tokens = self.take_step()
             speed = clock.tick(tokens)
             self._log_step(done, speed)
@@ -132,6 +152,7 @@ class Trainer:
         self.model.eval()
         if not self._at_end:
             self.save()
+        self.wait_for_checkpoint()
         return self._at_end
 
     @property
@@ -142,12 +163,13 @@ class Trainer:
         return every > 0 and self.step % every == 0
 
     def _old(self, saved: float) -> bool:
-        return 0 < self.train.save_seconds < time.monotonic() - saved
+        every = self.train.save_seconds
+        return every > 0 and self.group.any(time.monotonic() - saved > every)
 
     def take_step(self) -> tuple[Updated, int]:
         """One optimizer step, and how many targets it had; a loss that is not finite leaves the weights alone."""
         self._set_rate(learning_rate(self.step, self.train))
-        batch = self.task.batch(self.model, self.step)
+        batch = self.task.batch(self.spread.computing, self.step)
         try:
             done = self.updater.take(batch, step=self.step)
         except NotFiniteError as error:
@@ -161,7 +183,7 @@ class Trainer:
 
     def validate(self) -> float | None:
         with self.updater.autocast():
-            return self.task.validate(self.model)
+            return self.task.validate(self.spread.computing)
 
     def _validate(self) -> None:
         self.validation_loss = self.validate()
@@ -182,6 +204,8 @@ class Trainer:
         self._log(line)
 
     def _log(self, line: dict[str, Any]) -> None:
+        if self.metrics is None:
+            return
         self.metrics.add(line)
         for tracker in self.trackers:
             tracker.add(line)

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from dape.positional.base import project_
 from dape.tasks.base import Batch, Loss
 from dape.training.config import TrainConfig
+from dape.training.parallel import HALF, Spread
 from dape.training.side_by_side import SideBySide
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class NotFiniteError(ValueError):
@@ -35,8 +34,15 @@ class Updated:
 class Updater:
     """Changes what requires a gradient in ``model``, by ``optimizer``."""
 
-    def __init__(self, model: nn.Module, config: TrainConfig, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        optimizer: torch.optim.Optimizer,
+        spread: Spread | None = None,
+    ) -> None:
         self.model, self.config, self.optimizer = model, config, optimizer
+        self.spread = Spread(model) if spread is None else spread
         self.learned = [p for p in model.parameters() if p.requires_grad]
         self.device = self.learned[0].device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
@@ -46,19 +52,22 @@ class Updater:
         """Gradients of all parts, checks, clipping, the optimizer's step, and parameters back into their range."""
         with own_randomness(f"{self.config.seed} {step}", self.device):
             losses = self._backward(batch)
-        loss = sum(mean for mean, _ in losses)
+        loss, right, answers = self.spread.group.sums(
+            sum(mean for mean, _ in losses),
+            sum(part.right for _, part in losses),
+            sum(part.answers for _, part in losses),
+        )
         if not math.isfinite(loss):
             self._refuse(f"the loss is {loss}")
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.learned, self.config.clip or math.inf).item()
+        norm = self.spread.clip(self.learned, self.config.clip or math.inf)
         if not self.scaler.is_enabled() and not math.isfinite(norm):
             self._refuse(f"the gradient's norm is {norm}")
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         project_(self.model)
-        answers = sum(part.answers for _, part in losses)
-        return Updated(loss, norm, sum(part.right for _, part in losses) / answers if answers else None)
+        return Updated(loss, norm, right / answers if answers else None)
 
     def _refuse(self, what: str) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -73,9 +82,11 @@ class Updater:
             return [(mean, part) for mean, part, _ in found]
         losses = []
         for index in range(batch.parts):
-            mean, part = self._loss(batch, index)
-            self.scaler.scale(mean).backward()
+            with self.spread.exchanging(last=index == batch.parts - 1):
+                mean, part = self._loss(batch, index)
+                self.scaler.scale(mean).backward()
             losses.append((mean.item(), part))
+        self.spread.exchange()
         return losses
 
     def _gradients(self, batch: Batch, index: int) -> tuple[float, Loss, tuple[Tensor | None, ...]]:
@@ -90,7 +101,7 @@ class Updater:
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Half precision where torch thinks it safe; weights, gradients and the optimizer stay in float32."""
-        dtype = DTYPES.get(self.config.precision)
+        dtype = HALF.get(self.config.precision)
         return contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 SECONDS = 0.05
 SETTINGS = {
     "dape.hf.tune": "SAVE_SECONDS",
-    "dape.tasks.chomsky.learn": "SAVE_SECONDS",
+    "dape.training.chomsky": "SAVE_SECONDS",
     "dape.data.job": "SECONDS_BETWEEN_SAVES",
 }
 

@@ -4,6 +4,14 @@ import numpy as np
 import pytest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
+with np.load(GOLDEN / "che_tasks.npz") as arrays:
+    DEEPMIND = [str(name) for name in arrays["task_names"]]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``original``: the tasks of DeepMind's programs. The catalogue may hold more."""
+    if "original" in metafunc.fixturenames:
+        metafunc.parametrize("original", DEEPMIND)
 
 
 @pytest.fixture(scope="session")

