@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # For editors and type checkers; keep in step with _HOME, whi
     from dape.actions.compare import compare
     from dape.actions.evaluate import evaluate
     from dape.actions.extend import extend
+    from dape.actions.prepare import prepare
     from dape.actions.reproduce import reproduce
     from dape.actions.train import train
     from dape.data.corpora import open_data
@@ -61,6 +62,7 @@ __all__ = [
     "intermediates",
     "nn",
     "open_data",
+    "prepare",
     "register",
     "reproduce",
     "train",
@@ -70,6 +72,7 @@ _NAMES = {
     "actions.compare": ("compare",),
     "actions.evaluate": ("evaluate",),
     "actions.extend": ("extend",),
+    "actions.prepare": ("prepare",),
     "actions.reproduce": ("reproduce",),
     "actions.train": ("train",),
     "data.corpora": ("open_data",),
