@@ -18,7 +18,15 @@ from dape.models.config import DecoderConfig
 from dape.training.checks import check_encoding, check_model
 from dape.training.config import TrainConfig
 from dape.training.device import set_threads, use_device
-from dape.training.launch import Mode, ProcessesFailedError, check_processes, check_shares, in_group, run_processes
+from dape.training.launch import (
+    Mode,
+    ProcessesFailedError,
+    check_processes,
+    check_shares,
+    in_group,
+    launcher,
+    run_processes,
+)
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
@@ -258,7 +266,7 @@ def _train(trainer: "LanguageModelTrainer", folder: Path) -> Trained:
             _announce(trainer, folder)
             watch = stack.enter_context(TrainingBar(trainer)).show
         told = {} if group.alone else {"message": "stopping after this step and saving" if group.speaks else ""}
-        stop = stack.enter_context(Interruption(**told, patient=not group.alone))
+        stop = stack.enter_context(Interruption(**told, patient=not group.alone, parent=launcher()))
         try:
             finished = trainer.run(watch=watch, stop=stop)
         finally:

@@ -22,10 +22,8 @@ STOPPED = 3
 
 def main(folder: Path) -> int:
     """Do the run in the folder, alone; returns the exit code."""
-    parent = os.getppid()
-    with locked(folder), Interruption() as interrupted:
-        # Whoever started this may be killed; to go on alone would collide with a second attempt.
-        return work(folder, lambda: interrupted() or os.getppid() != parent)
+    with locked(folder), Interruption(parent=os.getppid()) as interrupted:
+        return work(folder, interrupted)
 
 
 def work(folder: Path, stop: Stop) -> int:

@@ -12,13 +12,20 @@ HANG_UP = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
 
 class Interruption:
     """While this context is open, the first SIGINT, SIGTERM or SIGHUP only sets ``signal``; a second one interrupts at
-    once. ``patient``: it does not, as for a process of several, which may hear of it from more than one side."""
+    once. ``patient``: it does not, as for a process of several, which may hear of it from more than one side.
+    ``parent``: the process that started this one. Its end is such a request too: whoever takes its place would
+    collide with this one."""
 
     def __init__(
-        self, message: str = "stopping after this step and saving; once more to stop at once", *, patient: bool = False
+        self,
+        message: str = "stopping after this step and saving; once more to stop at once",
+        *,
+        patient: bool = False,
+        parent: int | None = None,
     ) -> None:
         self.signal: int | None = None
         self._message, self._patient = message, patient
+        self._parent = parent
         self._before: dict[int, signal.Handlers | object] = {}
 
     def __enter__(self) -> "Interruption":
@@ -33,7 +40,7 @@ class Interruption:
 
     def __call__(self) -> bool:
         """Whether to stop."""
-        return self.signal is not None
+        return self.signal is not None or (self._parent is not None and os.getppid() != self._parent)
 
     @property
     def exit_code(self) -> int:
