@@ -18,6 +18,7 @@ from dape.models.config import DecoderConfig
 from dape.training.checks import check_encoding, check_model
 from dape.training.config import TrainConfig
 from dape.training.device import set_threads, use_device
+from dape.training.interrupt import stop_with
 from dape.training.launch import (
     Mode,
     ProcessesFailedError,
@@ -124,6 +125,8 @@ def train(
     if processes > 1 and not in_group():
         given = {"resume": resume, "device": device, "threads": threads, "tensorboard": tensorboard, "wandb": wandb}
         return _launch(_name_of(data), folder, model, train, {**given, "parallel": parallel}, processes, restarts)
+    if in_group():
+        stop_with(launcher())
     torch_device = use_device(_own_device(device))
     set_threads(threads)
     check_model(model, train, str(torch_device))
@@ -266,7 +269,7 @@ def _train(trainer: "LanguageModelTrainer", folder: Path) -> Trained:
             _announce(trainer, folder)
             watch = stack.enter_context(TrainingBar(trainer)).show
         told = {} if group.alone else {"message": "stopping after this step and saving" if group.speaks else ""}
-        stop = stack.enter_context(Interruption(**told, patient=not group.alone, parent=launcher()))
+        stop = stack.enter_context(Interruption(**told, patient=not group.alone))
         try:
             finished = trainer.run(watch=watch, stop=stop)
         finally:

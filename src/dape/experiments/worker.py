@@ -14,7 +14,7 @@ from typing import Any
 from dape.experiments.job import PROGRESS, ROWS, TESTED, Job, Stop, Test, read_job
 from dape.files import locked, write_text
 from dape.results.records import Row, read_rows, rows_text
-from dape.training.interrupt import Interruption
+from dape.training.interrupt import Interruption, stop_with
 
 STOPPED = 3
 """Exit code of a worker that was asked to stop, or whose parent is gone."""
@@ -22,7 +22,8 @@ STOPPED = 3
 
 def main(folder: Path) -> int:
     """Do the run in the folder, alone; returns the exit code."""
-    with locked(folder), Interruption(parent=os.getppid()) as interrupted:
+    stop_with(os.getppid())
+    with locked(folder), Interruption() as interrupted:
         return work(folder, interrupted)
 
 

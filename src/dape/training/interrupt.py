@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -12,20 +14,13 @@ HANG_UP = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
 
 class Interruption:
     """While this context is open, the first SIGINT, SIGTERM or SIGHUP only sets ``signal``; a second one interrupts at
-    once. ``patient``: it does not, as for a process of several, which may hear of it from more than one side.
-    ``parent``: the process that started this one. Its end is such a request too: whoever takes its place would
-    collide with this one."""
+    once. ``patient``: it does not, as for a process of several, which may hear of it from more than one side."""
 
     def __init__(
-        self,
-        message: str = "stopping after this step and saving; once more to stop at once",
-        *,
-        patient: bool = False,
-        parent: int | None = None,
+        self, message: str = "stopping after this step and saving; once more to stop at once", *, patient: bool = False
     ) -> None:
         self.signal: int | None = None
         self._message, self._patient = message, patient
-        self._parent = parent
         self._before: dict[int, signal.Handlers | object] = {}
 
     def __enter__(self) -> "Interruption":
@@ -40,7 +35,7 @@ class Interruption:
 
     def __call__(self) -> bool:
         """Whether to stop."""
-        return self.signal is not None or (self._parent is not None and os.getppid() != self._parent)
+        return self.signal is not None
 
     @property
     def exit_code(self) -> int:
@@ -56,6 +51,18 @@ class Interruption:
             _forget(self._terminal)
         if self._message:
             print(f"\ndape: {self._message}", file=sys.stderr, flush=True)
+
+
+def stop_with(parent: int) -> None:
+    """SIGTERM for this process once ``parent``, which started it, has ended: whoever takes the parent's place would
+    collide with this one. Where nothing handles the signal yet, this process ends."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager

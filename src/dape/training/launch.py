@@ -51,9 +51,9 @@ def in_group() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def launcher() -> int | None:
+def launcher() -> int:
     """The process that has started this one as one of several."""
-    return int(os.environ.get(LAUNCHER, os.getppid())) if in_group() else None
+    return int(os.environ.get(LAUNCHER, os.getppid()))
 
 
 def speaks() -> bool:
