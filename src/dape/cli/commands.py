@@ -40,6 +40,7 @@ from dape.cli import (
     reproduce,
     study,
     train,
+    verify,
     visualize,
 )
 from dape.cli.bench import bench_attention
@@ -101,6 +102,28 @@ COMMANDS = [
             "": "versions, extras, what `auto` takes, and a self-test",
             "--out doctor.txt": "the same as a file, to send with a bug report",
             "--gpu": "check the Triton kernels on this GPU, into dape-doctor.txt and .json",
+        },
+    ),
+    Command(
+        "verify",
+        verify.Verify,
+        verify.run,
+        examples={
+            "my_package.kerple:Kerple --as kerple": "a class of your own; exit code 1 if it is off",
+            "rope.py:attention --as rope --kind attention": "a function (q, k, v)",
+            "bias.py:Log --as kerple --names p=r1 a=r2": "parameters that have other names",
+            "t5.py:bias --as t5 --options bias_scale=one --cases short long": "another convention, two cases",
+        },
+    ),
+    Command(
+        "vectors",
+        verify.Vectors,
+        verify.run_vectors,
+        examples={
+            "": "the files and their SHA-256",
+            "dape-kerple": "conventions, cases and known mistakes of one",
+            "--out vectors": "compute all of them again",
+            "--check": "compute all of them again and compare",
         },
     ),
     Command(
@@ -210,6 +233,8 @@ COMMANDS = [
             "runs/dape-kerple-64-seed0 --lengths 256 1024 --tasks passkey": "a pass key in held-out text",
             "--train": "small models that learn to recall pairs, tested up to 32 times their training length",
             "--train --methods rope dape-alibi --seeds 3 --out runs/recall": "other encodings, several seeds",
+            "--train --tests spread": "four generated tests, each of one ability, five encodings",
+            "--train --tests ruler --lengths 64 512 8192 --methods kerple dape-kerple": "a small RULER",
         },
     ),
     Command(
@@ -239,6 +264,7 @@ COMMANDS = [
         harness.run,
         examples={
             "model --choices questions.jsonl": "accuracy on multiple-choice questions of your own",
+            "model --tests ruler --symbols 64 256 --lengths 2048": "generated questions: needles, variables, words",
             "model --text book.txt --lengths 512 2048 --last-k 256": "the last 256 tokens, as in `dape eval`",
             "llama-folder --adapter runs/longer/adapter --text book.txt --lengths 4096": "a model with its adapter",
             "model --include my-tasks --tasks my_task --lengths 2048 --out runs/harness": "tasks in lm-eval's YAML",
