@@ -34,7 +34,8 @@ def test_extend_is_the_command(capsys):
     theirs = read_rows(Path("theirs/results.jsonl"))
     assert [(row.label, row.length, row.value) for row in found.rows] == [(r.label, r.length, r.value) for r in theirs]
     assert found.finished and found.rows == read_rows(Path("mine/results.jsonl"))
-    ours, other = (Path(folder, "adapter.safetensors").read_bytes() for folder in (found.adapter, "theirs/adapter"))
+    name = "adapter_model.safetensors"
+    ours, other = (Path(folder, name).read_bytes() for folder in (found.adapter, "theirs/adapter"))
     assert ours == other
     assert found.table() == Path("mine/table.md").read_text() == Path("theirs/table.md").read_text()
     assert found.figure().axes and all(Path("mine", name).exists() for name in found.files)
@@ -47,7 +48,7 @@ def test_stopped_by_a_call_finished_by_the_command(monkeypatch):
         patch.setattr("dape.training.interrupt.Interruption.__call__", lambda self: True)
         stopped = dape.extend(Path("model"), out=Path("out"), **SMALL)
     assert not stopped.finished and not stopped.adapter.exists() and not stopped.files
-    assert {row.label for row in stopped.rows} == {"rope", "yarn (untuned)"}
+    assert {row.label for row in stopped.rows} == {"rope", "yarn (untuned, factor 2)"}
     assert main(["extend", "model", "--out", "out", *FLAGS]) == 0
     measured = read_rows(Path("out/results.jsonl"))
     assert dape.extend("model", out="out", **SMALL).rows == measured and measured[: len(stopped.rows)] == stopped.rows

@@ -12,13 +12,13 @@ from dape.actions.extend_plan import (
     ExtendOptions,
     Rotation,
     check_table,
-    config_of,
     corpus_of,
     evaluation_of,
-    host_of,
+    length_of,
     lessons_of,
     open_host,
     own_encoding,
+    table_of,
     tuning_of,
 )
 from dape.actions.extend_work import (
@@ -26,6 +26,7 @@ from dape.actions.extend_work import (
     AFTER,
     BEFORE,
     UNTUNED,
+    adapter_factor,
     is_measured_untuned,
     measured,
     put_in,
@@ -174,8 +175,7 @@ def _extend(options: ExtendOptions) -> Extended:
     device = use_device(options.device)
     set_threads(options.threads)
     model = open_host(options, device)
-    length = options.train_length or config_of(model).max_position_embeddings
-    table = None if host_of(model).rotates else config_of(model).max_position_embeddings
+    length, table = length_of(options, model), table_of(model)
     evaluation, tuning = evaluation_of(options, length, table), tuning_of(options, length, table)
     evaluation.check()
     tuning.check()
@@ -187,7 +187,8 @@ def _extend(options: ExtendOptions) -> Extended:
     rows = measure(BEFORE, method=own_encoding(model))
     put_in(options, model, length)
     if is_measured_untuned(options, model):
-        rows += measure(UNTUNED, method="yarn", variant="untuned")
+        # One factor for all lengths, as under the adapter; a factor for each length would cost less at short ones.
+        rows += measure(UNTUNED, method="yarn", variant=f"untuned, factor {adapter_factor(model):g}")
     if not (options.out / ADAPTER).is_dir() and not train(options, model, lessons, tuning, corpus.hash):
         return _found(options, rows, evaluation, finished=False)
     rows += measure(AFTER, method=options.method, variant="adapter", step=options.steps)

@@ -1,9 +1,10 @@
 """Our operator under the library's attention interface, with a mask of our own.
 
-The library builds one mask per forward pass and hands it to every layer. Ours is a table [batch, keys] of what is text
-and what is padding, cut at the last query: how far the queries reach is then its width, also with a cache of fixed size
-whose end is still empty. Without any padding it has no rows: a look for it in every layer would wait for a GPU each
-time. That attention is causal the operator knows itself.
+The library builds one mask per forward pass and hands it to every layer. Ours is a table [batch, tokens so far] of
+what is text and what is padding: its width says how far the queries reach, also with a cache of fixed size whose end is
+still empty, and with one that keeps the last keys only. Without any padding it has no rows: a look for it in every
+layer would wait for a GPU each time. Of packed sequences it holds the number of each token's document. That attention
+is causal the operator knows itself; of its window a layer tells.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
-from dape.models.places import Places
+from dape.hf.windows import bounded_attention
+from dape.models.places import Places, reads_distances_only
 from dape.ops.attention import attention
 from dape.positional.base import require_encoding
 
@@ -22,8 +24,12 @@ NAME = "dape"
 """Of the implementation, as in ``model.set_attn_implementation``."""
 NO_WEIGHTS = "attention weights are never whole in memory here; dape.intermediates and `dape visualize` show them"
 PACKED = (
-    "an adapter of dape works with plain causal attention only; this call has packed sequences (position_ids that "
-    "start anew: pad instead)"
+    "packed sequences (position_ids that start anew) are possible only without a cache and without an attention_mask: "
+    "pass use_cache=False, or pad instead"
+)
+OTHER_MASK = (
+    "an adapter of dape works with causal attention, its window and packed sequences; this call has a mask function of "
+    "its own"
 )
 PLACE = "dape"
 """The attribute of an attention layer that holds its encoding."""
@@ -37,21 +43,46 @@ def text_mask(
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
+    local_size: int | None = None,
     device: torch.device | None = None,
     **_: Any,
 ) -> Tensor:
-    """[batch, keys up to the last query]: True where there is text; [0, keys] if that is everywhere."""
-    if mask_function is not causal_mask_function:
-        raise ValueError(
-            f"{PACKED}, a sliding window or a mask function of its own. Under torch.compile the library supposes "
-            "packed sequences unless an attention_mask is given"
-        )
-    end = int(q_offset) + q_length - int(kv_offset)
+    """[batch, tokens so far]: True where there is text, or the number of the document of packed sequences; [0, tokens
+    so far] if all is text of one document."""
+    end = int(q_offset) + q_length
     if attention_mask is None or attention_mask.numel() == 0:
+        if mask_function is not causal_mask_function:
+            documents = _documents(mask_function, local_size, batch_size, end, device)
+            if documents is not None:
+                return documents
         return torch.ones(0, end, dtype=torch.bool, device=device)
+    if mask_function is not causal_mask_function:
+        _documents(mask_function, local_size, 1, end, device)
     given = attention_mask[:, :end].bool()
     given = nn.functional.pad(given, (0, end - given.shape[1]), value=True)
+    if torch.compiler.is_compiling():  # values cannot be looked at
+        return given
     return given[:0] if bool(given.all()) else given
+
+
+def _documents(
+    mask_function: Callable[..., Any], window: int | None, batch: int, end: int, device: torch.device | None
+) -> Tensor | None:
+    """From 1 on, where neighbours do not see each other; None if there is one. The library tells its functions apart by
+    no name: that this one is causal but for its window and its documents is tried on samples."""
+    at, rows = torch.arange(end, device=device), torch.arange(batch, device=device).unsqueeze(1)
+    seen = torch.as_tensor(mask_function(rows, 0, at[1:], at[:-1]), device=device).expand(batch, end - 1)
+    documents = nn.functional.pad((~seen).long().cumsum(1), (1, 0)) + 1
+    if torch.compiler.is_compiling():
+        return documents
+    queries = torch.linspace(0, end - 1, 17, device=device).long().unsqueeze(1)
+    back = torch.tensor([-1, 0, 1, 2, (window or end) - 1, window or end, (window or end) + 1], device=device)
+    keys = torch.cat([queries - back, queries // 2], dim=1).clamp(0, end - 1)
+    first = documents[0]
+    expected = (keys <= queries) & (keys > queries - (window or end)) & (first[keys] == first[queries])
+    if not bool((torch.as_tensor(mask_function(0, 0, queries, keys), device=device) == expected).all()):
+        raise ValueError(OTHER_MASK)
+    return documents if bool((documents > 1).any()) else None
 
 
 def starts_anew(positions: Tensor, mask: Tensor | dict[str, Tensor] | None) -> bool:
@@ -73,7 +104,9 @@ def dape_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: Any,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **more: Any,
 ) -> tuple[Tensor, None]:
     """[b, h, t, d] in, [b, t, h, d] out; q and k come rotated if the model rotates."""
     pe = getattr(module, PLACE, None)
@@ -86,14 +119,44 @@ def dape_attention(
         )
     if dropout:
         raise ValueError("dropout of attention weights is not supported; dape.hf.extend switches it off")
+    if more.get("position_bias") is not None:
+        raise ValueError(
+            f"{type(module).__name__} adds a position_bias of its own, which an adapter of dape does not know: the "
+            "bias belongs into the encoding, dape.hf.extend(model, 'dape-t5') for instance"
+        )
     if query.dtype != value.dtype:  # under autocast rotation is float32; SDPA would round it too
         query, key = query.to(value.dtype), key.to(value.dtype)
     end, width = attention_mask.shape[1], query.shape[-1]
     if scaling is not None and scaling != width**-0.5:
         query = query * (scaling * width**0.5)
-    padded = attention_mask.shape[0] > 0
-    where = Places.beside(~attention_mask).for_attention(pe, query.shape[2]) if padded else {}
-    return attention(query, key[:, :, :end], value[:, :, :end], pe, **where).transpose(1, 2), None
+    keys = min(end, key.shape[2])
+    key, value = key[:, :, :keys], value[:, :, :keys]
+    places = _places(attention_mask, keys)
+    if softcap is not None or (sliding_window is not None and keys > sliding_window):
+        at = _run(end, key) if places is None else places
+        return bounded_attention(query, key, value, pe, at, cap=softcap, window=sliding_window).transpose(1, 2), None
+    if places is None and keys < end and not reads_distances_only(pe):
+        places = _run(end, key)
+    where = {} if places is None else places.for_attention(pe, query.shape[2])
+    return attention(query, key, value, pe, **where).transpose(1, 2), None
+
+
+def _places(table: Tensor, keys: int) -> Places | None:
+    """Of the last keys; None if all is text of one document."""
+    if not table.shape[0]:
+        return None
+    if table.dtype == torch.bool:
+        return Places.beside(~table).last(keys)
+    index = torch.arange(table.shape[1], device=table.device)
+    starts = nn.functional.pad(table[:, 1:] != table[:, :-1], (1, 0), value=True)
+    positions = index - torch.where(starts, index, 0).cummax(1).values
+    return Places(positions=positions, documents=table, unbroken=True).last(keys)
+
+
+def _run(end: int, key: Tensor) -> Places:
+    """Consecutive tokens, the first of which a cache has let go."""
+    positions = torch.arange(end - key.shape[2], end, device=key.device)
+    return Places(positions=positions.expand(len(key), -1), unbroken=True)
 
 
 def register() -> None:

@@ -1,6 +1,6 @@
 """Where the tokens of a batch stand, where that is not 0, 1, 2, ... in every row: padding, packed documents."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,16 @@ class Places:
         positions = as_positions("positions", positions)
         starts = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
         return Places(positions=positions, padding=padding, documents=starts.long().cumsum(1), unbroken=True)
+
+    def last(self, keys: int) -> "Places":
+        """Without the first keys, which a cache has let go."""
+        return self.of_keys(self.positions.shape[1] - keys, self.positions.shape[1])
+
+    def of_keys(self, begin: int, end: int) -> "Places":
+        if (begin, end) == (0, self.positions.shape[1]):
+            return self
+        given = {name: getattr(self, name) for name in ("positions", "padding", "documents")}
+        return replace(self, **{name: x if x is None else x[:, begin:end] for name, x in given.items()})
 
     def of_last(self, tokens: int) -> Int[Tensor, "b t"]:
         return self.positions[:, -tokens:]
