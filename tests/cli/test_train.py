@@ -18,7 +18,7 @@ from dape.files import locked
 from dape.tasks.base import Loss
 from dape.tasks.text import TextTask
 from dape.training import tensors
-from dape.training.checkpoint import find
+from dape.training.description import find
 from dape.training.trainer import Trainer
 
 SIZES = ["--layers", "1", "--width", "16", "--heads", "2", "--train-length", "8"]
