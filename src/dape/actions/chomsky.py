@@ -12,6 +12,7 @@ from dape.actions.running import announce, check_counts, count, run_all, side_by
 from dape.errors import UsageError
 from dape.experiments.executor import Executor
 from dape.files import check_writable_folder, locked, write_text
+from dape.fitting import fitted
 from dape.machine import usable_cores
 from dape.positional.catalogue import find as find_encoding
 from dape.positional.names import parse
@@ -105,7 +106,7 @@ def chomsky(options: ChomskyOptions, *, executor: Executor | None = None) -> Fou
             jobs=jobs,
             threads=options.threads,
             executor=executor,
-            tables=lambda rows, width: _terminal(rows, plan),
+            tables=lambda rows, width: _terminal(rows, plan, width),
         )
         return _found(plan, failures)
 
@@ -300,10 +301,10 @@ def _cells(rows: "list[Row]", plan: "Chomsky") -> list[Any]:
     return summarise(rows, plan.config, tasks=plan.tasks, methods=plan.methods, rates=plan.rates)
 
 
-def _terminal(rows: "list[Row]", plan: "Chomsky") -> Sequence[Any]:
+def _terminal(rows: "list[Row]", plan: "Chomsky", width: int) -> Sequence[Any]:
     from dape.report.chomsky import terminal_table
 
-    return [terminal_table(_cells(rows, plan), plan.config)]
+    return fitted(terminal_table(_cells(rows, plan), plan.config), width, keys=2)
 
 
 def _found(plan: "Chomsky", failures: dict[str, str]) -> Found:
@@ -325,7 +326,7 @@ def _found(plan: "Chomsky", failures: dict[str, str]) -> Found:
         make_table=lambda rows: chomsky.markdown(_cells(rows, plan), config, seeds=seeds, reduced=less),
         make_figure=lambda rows: chomsky.length_figure(_cells(rows, plan), config, reduced=less),
         make_summary=summary,
-        make_terminal=lambda rows, width: _terminal(rows, plan),
+        make_terminal=lambda rows, width: _terminal(rows, plan, width),
     )
     if found.rows:
         write_text(plan.out / "table.md", found.table())

@@ -32,25 +32,26 @@ def progress_console() -> "tuple[Console, bool]":
 class TimeLeft:
     """How long work still takes, once that can be said: the first steps are no measure of the others.
 
-    After every piece of work the whole is estimated anew, as if the rest went on like all so far. Once the estimates of
-    the second half of the time so far agree to 30%, the last of them is believed."""
+    The rest is taken to go on like the second half of the time so far. Once all estimates of the last quarter of that
+    time agree to 30% about the whole, the last of them is believed."""
 
     def __init__(self, done: float = 0.0) -> None:
-        """``done``: the share of the work that others did before."""
-        self._begin, self._first = time.monotonic(), done
-        self._estimates: deque[tuple[float, float]] = deque()
+        """``done``: the share of the work that was done before."""
+        self._begin = time.monotonic()
+        self._past: deque[tuple[float, float, float]] = deque([(0.0, done, math.inf)])
 
     def seconds(self, done: float) -> float | None:
         """With this share of the work done; None if it is not known."""
-        spent, own = time.monotonic() - self._begin, done - self._first
-        whole = spent * (1 - self._first) / own if own > 0 else math.inf
-        self._estimates.append((spent, whole))
-        while self._estimates[0][0] < spent / 2:
-            self._estimates.popleft()
-        expected = [each for _, each in self._estimates]
-        if len(expected) < FEWEST_ESTIMATES or not max(expected) <= KNOWN_TO * min(expected):
-            return None
-        return max(0.0, whole - spent)
+        spent = time.monotonic() - self._begin
+        while len(self._past) > 1 and self._past[0][0] < spent / 2:
+            self._past.popleft()
+        since, before, _ = self._past[0]
+        left = (1 - done) * (spent - since) / (done - before) if done > before else math.inf
+        self._past.append((spent, done, spent + left))
+        recent = sum(at >= 0.75 * spent for at, _, _ in self._past)
+        expected = [whole for _, _, whole in self._past][-max(recent, FEWEST_ESTIMATES) :]
+        agreed = len(expected) >= FEWEST_ESTIMATES and max(expected) <= KNOWN_TO * min(expected) < math.inf
+        return left if agreed else None
 
     def words(self, done: float) -> str:
         """``about 3 min left``, or nothing."""

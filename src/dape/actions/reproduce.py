@@ -182,9 +182,9 @@ def plan_of(config: ReproduceOptions, out: Path, experiment: PaperExperiment, sc
             f"`scale` {scale.name} needs `data`: the paper used {experiment.data}, which cannot be shipped. "
             "Make a folder of your own text with `dape prepare`"
         )
-    device = str(use_device(config.device))
     tokenizer = "bytes" if is_prepared(Path(data)) else scale.tokenizer
     corpus = open_data(data, out=out / "data", tokenizer=tokenizer)
+    device = str(use_device(config.device))
     plan = Reproduction(
         out=out,
         experiment=experiment,

@@ -7,7 +7,6 @@ raise :class:`dape.errors.UsageError` for invalid ones.
 """
 
 import inspect
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from dape.cli import (
     checkpoint,
     compare,
     doctor,
+    draw,
     evaluate,
     evidence,
     export,
@@ -54,7 +54,7 @@ class Command:
     config: type
     run: Callable[[Any], int]
     examples: Mapping[str, str]
-    """Arguments, and what they do."""
+    """Arguments, and what they do; the first three stand at the top of the help."""
     expand: Callable[[list[str]], list[str]] | None = None
     """Puts the flags of presets and settings files in front of those typed."""
 
@@ -65,14 +65,6 @@ class Command:
     @property
     def summary(self) -> str:
         return (inspect.getdoc(self.config) or "").partition("\n")[0]
-
-    @property
-    def help(self) -> str:
-        paragraphs = (inspect.getdoc(self.config) or "").split("\n\n")[1:]
-        # Indented: lines that begin with a letter tyro would join, and leave to the terminal to break anywhere.
-        indented = [textwrap.fill(p, 80, initial_indent="  ", subsequent_indent="  ") for p in paragraphs]
-        examples = [f"  dape {self.name} {args}\n      {what}" for args, what in self.examples.items()]
-        return "\n".join([self.summary, *indented, "", "Examples:", *examples])
 
 
 GROUPS = {
@@ -91,6 +83,16 @@ COMMANDS = [
             "kerple": "names that contain kerple, dape-v2-kerple too",
             "bias": "encodings that enter through the hook called bias",
             "--all --json": "everything, for another program",
+        },
+    ),
+    Command(
+        "draw",
+        draw.Draw,
+        draw.run,
+        examples={
+            "alibi kerple dape-kerple": "three encodings side by side, into encodings.png",
+            "rope yarn randomized-rope --length 512 --out rotations.svg": "rotations, farther out",
+            "dape-fire --options hidden=16 --seed 3 --out fire.png": "another f, other first weights",
         },
     ),
     Command(

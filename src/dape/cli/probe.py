@@ -9,6 +9,7 @@ import tyro
 
 from dape.actions.questions import TASKS, QuestionOptions, ask, draw
 from dape.actions.recall import METHODS, recall
+from dape.actions.running import count
 from dape.cli.console import open_console
 from dape.cli.show import show
 from dape.errors import UsageError
@@ -117,11 +118,12 @@ def _show(rows: "list[Row]", options: QuestionOptions) -> None:
         of_task = [row for row in rows if row.protocol == task]
         if not of_task:
             continue
-        open_console().print(text_table(of_task))
+        console = open_console()
+        console.print(text_table(of_task, width=console.width))
         if options.figure is not None:
             print(f"wrote {' and '.join(map(str, draw(of_task, options, task)))}")
     if options.json is not None and rows:
-        print(f"appended {len(rows)} rows to {options.json}")
+        print(f"appended {count(len(rows), 'row')} to {options.json}")
 
 
 def _train(config: Probe) -> int:

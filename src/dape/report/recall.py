@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dape.experiments.recall import Recall
+from dape.fitting import fitted
 from dape.results.records import Row
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 # Questions in text ---------------------------------------------------------------------------------------------------
 
 
-def text_table(rows: Sequence[Row]) -> "RenderableType":
+def text_table(rows: Sequence[Row], *, width: int) -> "RenderableType":
     """One task of one model, lengths by depths: accuracy per token and gain in nats; at the end means over depths."""
     from rich.console import Group
     from rich.table import Table
@@ -36,7 +37,7 @@ def text_table(rows: Sequence[Row]) -> "RenderableType":
         f"per cell, {first.extra['filler']}\n"
         "accuracy per token of the answer, and the log-probability (nats) it gains when the text contains the answer"
     )
-    return Group(about, table)
+    return Group(about, *fitted(table, width))
 
 
 METRICS = ("exact", "accuracy", "first_token", "gain_nats")
