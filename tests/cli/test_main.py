@@ -92,7 +92,7 @@ def test_overview_has_every_command_once(capsys, monkeypatch):
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     chapters = [name for names in help.CHAPTERS.values() for name in names]
-    assert sorted(chapters) == sorted({c.words[0] if c.words[0] == "bench" else c.name for c in commands.COMMANDS})
+    assert sorted(chapters) == sorted({c.words[0] if c.words[0] in ("bench", "runs") else c.name for c in commands.COMMANDS})
 
 
 @pytest.mark.parametrize("command", commands.COMMANDS, ids=lambda c: c.name)

@@ -24,7 +24,7 @@ CAPTION = (
     "Logits of attention less the scores without any encoding, where all tokens are alike: B of an additive encoding, "
     "B + f(A, B) of DAPE, for rotations how much less similar a token is to itself from afar. Nothing is trained: "
     "parameters are as initialised (seed {seed}). {heads} heads of {head_dim}; the dotted line is the training length "
-    "of {train_length}. On the right, purple: {draws} draws of randomised positions, from a pool four times the length; "
+    "of {train_length}. On the right, purple: {draws} draws of randomised positions, from a pool of four lengths; "
     "dashed: positions in order."
 )
 

@@ -93,6 +93,7 @@ def _dispatch(argv: list[str]) -> int:
         print(f"dape {__version__}")
         return 0
     _refuse_empty(argv)
+    argv = _with_default(argv)
     words = list(takewhile(lambda word: not word.startswith("-"), argv))
     if argv[:1] == ["help"] or {"-h", "--help"} & set(argv):
         return _help(words[1:] if argv[:1] == ["help"] else words)
@@ -116,6 +117,14 @@ def _dispatch(argv: list[str]) -> int:
     finally:
         if is_verbose():
             tell(f"dape {__version__}: {command.name} took {time.monotonic() - begin:.1f} s")
+
+
+def _with_default(argv: list[str]) -> list[str]:
+    """`dape runs` lists them, as `dape runs DIR` does."""
+    known = [command.words[1] for command in COMMANDS if command.words[0] == "runs"]
+    if argv[:1] == ["runs"] and argv[1:2] not in ([each] for each in [*known, "-h", "--help"]):
+        return ["runs", "list", *argv[1:]]
+    return argv
 
 
 def _help(words: list[str]) -> int:

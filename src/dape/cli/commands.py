@@ -38,6 +38,7 @@ from dape.cli import (
     probe,
     report,
     reproduce,
+    runs,
     study,
     train,
     visualize,
@@ -68,8 +69,9 @@ class Command:
 
 
 GROUPS = {
-    "bench": "Measure speed and memory on this machine.",
+    "bench": "Measure speed and memory on this machine:",
     "checkpoint": "Checkpoints of runs as files.",
+    "runs": "Runs that are there:",
     "study": "Experiments of our own.",
 }
 
@@ -184,6 +186,40 @@ COMMANDS = [
         export.run_import,
         examples={
             "model --out runs/imported": "then `dape eval runs/imported --data TEXT`, `dape generate ...`",
+        },
+    ),
+    Command(
+        "runs list",
+        runs.ListRuns,
+        runs.list_runs,
+        examples={
+            "": "everything below ./runs",
+            "runs/compare": "the runs of one comparison",
+            "--json": "for another program",
+        },
+    ),
+    Command(
+        "runs show",
+        runs.ShowRun,
+        runs.show_run,
+        examples={"runs/dape-kerple-64-seed0": "settings, curves of loss and perplexity, sizes"},
+    ),
+    Command(
+        "runs compare",
+        runs.CompareRuns,
+        runs.compare_runs,
+        examples={
+            "runs/compare/runs/alibi-seed0 runs/compare/runs/dape-alibi-seed0": "what differs, and what came out"
+        },
+    ),
+    Command(
+        "runs clean",
+        runs.CleanRuns,
+        runs.clean_runs,
+        examples={
+            "": "older checkpoints of everything below ./runs, after asking",
+            "runs/compare --weights --yes": "also the models of a comparison whose results are there",
+            "--dry-run": "what would go",
         },
     ),
     Command(
