@@ -318,6 +318,7 @@ COMMANDS = [
         report.run,
         examples={
             "runs/compare": "one comparison, into runs/compare/report.html",
+            "runs/compare --live": "in the browser while `dape compare` still works",
             "results --out report.html": "all results of a folder in one page",
         },
     ),
