@@ -10,6 +10,7 @@ from dape.actions.settings import settings
 from dape.data.corpora import check_data
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig, Mode, evaluation_of
+from dape.experiments.compare import windows_in
 from dape.experiments.executor import Executor
 from dape.files import check_writable_folder, locked, write_text
 from dape.models.config import DecoderConfig
@@ -33,7 +34,7 @@ def compare(
     seeds: int = 1,
     lengths: Sequence[int] = (),
     last_k: int | None = None,
-    windows: int = 96,
+    windows: int | None = None,
     mode: Mode = "packed",
     reach: int | None = None,
     out: str | Path = "runs/compare",
@@ -56,7 +57,8 @@ def compare(
         seeds: runs per encoding; significance needs at least two, better five.
         lengths: to evaluate at; by default the training length and its doublings up to 32 times.
         last_k: scored tokens per window; by default 256, or the shortest length if that is less.
-        windows: evaluation windows, the same at every length.
+        windows: evaluation windows, the same at every length; by default 160, or as many as the comparison in ``out``
+            was begun with.
         mode: ``packed``, windows may run across documents, or ``same_document``.
         reach: tokens that fit before every place where a window ends; by default it follows from the text.
         out: folder of the comparison.
@@ -81,8 +83,9 @@ def compare(
     """
     if model is None or train is None:
         model, train = settings(preset, changes)
-    evaluation = evaluation_of(model.train_length, lengths, last_k=last_k, windows=windows, mode=mode, reach=reach)
     methods, out = tuple(dict.fromkeys(methods)), Path(out)
+    how = {"windows": windows_in(out) if windows is None else windows, "mode": mode, "reach": reach}
+    evaluation = evaluation_of(model.train_length, lengths, last_k=last_k, **how)
     _check(data, methods, model, train, out, seeds=seeds, windows=windows, jobs=jobs)
     evaluation.check()
     with locked(out):

@@ -10,6 +10,8 @@ from dape.tasks.recall.config import doublings
 Protocol = Literal["last_k", "full", "nonoverlap", "per_position"]
 Mode = Literal["packed", "same_document"]
 
+ENOUGH_WINDOWS = 160
+"""Fewer make a comparison uncertain by the choice of text."""
 EARLY, LATE = range(8, 13), range(98, 103)
 """Positions around token 10 and token 100, between which the in-context gain is taken."""
 
