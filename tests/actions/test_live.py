@@ -58,7 +58,9 @@ def test_the_page_and_the_state(ask, folder):
     assert headers["Cache-Control"] == "no-store" and headers["X-Content-Type-Options"] == "nosniff"
     first = json.loads(ask("/state")[1])
     assert first["said"] == "0 of 1 run finished, 0 rows"
-    assert first["runs"] == [{"name": "rope-seed0", "state": "running", "doing": "step 5 of 20, loss 3.250", "done": 0.25}]
+    assert first["runs"] == [
+        {"name": "rope-seed0", "state": "running", "doing": "step 5 of 20, loss 3.250", "done": 0.25}
+    ]
 
     (folder / "runs/rope-seed0/tested.jsonl").write_text(json.dumps(ROW) + "\n")  # while the run is still tested
     (folder / "runs/rope-seed0/progress.json").write_text('{"length": 256}')

@@ -11,7 +11,7 @@ from dape.errors import UsageError
 from dape.files import locked
 from dape.report.terminal_curve import curve_lines
 
-CONFIG = "model:\n  encoding: {encoding}\n  train_length: 64\ntrain:\n  steps: 20\n  seed: 1\ndata: stdlib\nthreads: 1\n"
+CONFIG = "model:\n  encoding: {encoding}\ntrain:\n  steps: 20\n  seed: 1\ndata: stdlib\nthreads: 1\n"
 ROW = {
     "run": "x", "method": "alibi", "seed": 0, "train_length": 64, "metric": "perplexity", "scored_tokens": 10,
     "protocol": "last_k", "data_hash": "abc",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dape.actions.found import Found
 from dape.actions.progress import ProgressLine
-from dape.actions.running import announce, check_counts, count, run_all, side_by_side, threads_each
+from dape.actions.running import announce, check_counts, run_all, side_by_side, threads_each
 from dape.errors import UsageError
 from dape.experiments.executor import Executor
 from dape.files import check_writable_folder, locked, write_text
@@ -17,6 +17,7 @@ from dape.machine import usable_cores
 from dape.positional.catalogue import find as find_encoding
 from dape.positional.names import parse
 from dape.reading import as_record
+from dape.results.numbers import count
 from dape.tasks.chomsky.catalogue import TASKS, find
 from dape.tasks.chomsky.config import (
     LONGEST,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dape.actions.found import Found
-from dape.actions.running import announce, check_counts, count, run_all, side_by_side
+from dape.actions.running import announce, check_counts, run_all, side_by_side
 from dape.actions.settings import settings
 from dape.data.corpora import check_data
 from dape.errors import UsageError
@@ -14,6 +14,7 @@ from dape.experiments.compare import windows_in
 from dape.experiments.executor import Executor
 from dape.files import check_writable_folder, locked, write_text
 from dape.models.config import DecoderConfig
+from dape.results.numbers import count
 from dape.training.checks import check_encoding, check_model, check_reach
 from dape.training.config import TrainConfig
 from dape.verbosity import tell

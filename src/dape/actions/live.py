@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dape.actions.report import CLAIMS, MAPS, RESULTS, result_folders, section_of
-from dape.actions.running import count
 from dape.actions.runs import FoundRun, find_runs
 from dape.errors import UsageError
 from dape.experiments.grid import RUNS
 from dape.experiments.job import PROGRESS, TESTED
 from dape.reading import parse_json
+from dape.results.numbers import count
 from dape.results.records import read_rows
 
 if TYPE_CHECKING:

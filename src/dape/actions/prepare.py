@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dape.actions.progress import progress_console
+from dape.results.numbers import count
 
 if TYPE_CHECKING:
     from dape.data.documents import Tally
@@ -74,7 +75,7 @@ def _split(manifest: "Manifest") -> str:
     if manifest["split"] == "tail":
         return f"the last {share:.1%} of the text, as it has too few documents to hold out whole ones"
     asked = manifest.get("validation_share", share)
-    documents = f"{manifest['validation']['documents']:,} documents by content, {share:.1%} of the tokens"
+    documents = f"{count(manifest['validation']['documents'], 'document')} by content, {share:.1%} of the tokens"
     advice = "" if asked / 3 <= share <= asked * 3 else f" (not {asked:.1%}: there are few documents; see `validation`)"
     return documents + advice
 
@@ -130,7 +131,7 @@ class PrepareProgress:
         self._line(what)
 
     def update(self, tally: "Tally") -> None:
-        counts = f"{tally.documents:,} documents, {_size(tally.bytes)}{self._speed(tally.bytes)}"
+        counts = f"{count(tally.documents, 'document')}, {_size(tally.bytes)}{self._speed(tally.bytes)}"
         self._bar.update(self._task, completed=tally.consumed, counts=counts)
         if time.monotonic() - self._last_line > self.SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()

@@ -12,6 +12,7 @@ from dape.experiments.executor import Executor, Local, Task, last_words
 from dape.experiments.executors import Elsewhere
 from dape.experiments.grid import Experiment
 from dape.machine import usable_cores
+from dape.results.numbers import count
 from dape.training.interrupt import signals_as_interrupts
 from dape.verbosity import is_quiet, is_verbose
 
@@ -108,11 +109,6 @@ def announce(plan: Experiment[Any], jobs: int, *, executor: Executor | None = No
     for line in plan.conditions():
         print(line)
     sys.stdout.flush()
-
-
-def count(number: int, what: str) -> str:
-    """1 run, 2 runs."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 class LiveRuns:

@@ -20,7 +20,7 @@ from dape.training.config import TrainConfig
 from dape.training.description import describe, find
 from dape.training.device import set_threads, use_device
 from dape.training.launch import Mode, ProcessesFailedError, check_processes, check_shares, in_group, run_processes
-from dape.verbosity import tell
+from dape.verbosity import is_quiet, tell
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
@@ -280,10 +280,13 @@ def _announce(trainer: "LanguageModelTrainer", folder: Path) -> None:
     parameters = sum(p.numel() for p in trainer.model.parameters())
     steps = trainer.train.steps
     begin = f"continuing after step {trainer.step}" if trainer.step else "training"
-    tell(
+    if is_quiet():
+        return
+    print(
         f"{begin}: {model.encoding}, {parameters / 1e6:.2f}M parameters, {steps} steps of {trainer.train.batch} x "
         f"{model.train_length} tokens of {corpus.name} ({len(corpus.train) / 1e6:.1f}M tokens, {corpus.hash[:12]}) "
-        f"on {trainer.device}, into {folder}"
+        f"on {trainer.device}, into {folder}",
+        flush=True,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dape.actions.progress import ProgressLine
 from dape.errors import UsageError
 from dape.files import check_writable_folder, new_folder
+from dape.results.numbers import count
 from dape.training.checks import check_reach
 from dape.training.device import set_threads, use_device
 from dape.training.run import run_folder
@@ -95,7 +96,7 @@ def _visualize(config: VisualizeOptions) -> Path:
     _write(out, BiasMaps(facts, rows, images))
     _print(facts, out)
     if len(ends) < config.samples:
-        print(f"the held-out text has room for {len(ends)} windows only, not {config.samples}")
+        print(f"the held-out text has room for {count(len(ends), 'window')} only, not {config.samples}")
     return out
 
 

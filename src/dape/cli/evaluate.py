@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from dape.actions.evaluate import evaluate
-from dape.actions.running import count
 from dape.cli.console import open_console
 from dape.evaluation.config import Mode, Protocol
+from dape.results.numbers import count
 
 if TYPE_CHECKING:
     from dape.results.records import Row

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from dape.actions.harness import RESULTS, ROWS, HarnessOptions, harness
-from dape.actions.running import count
 from dape.cli.console import open_console
 from dape.cli.offline import use_offline
 from dape.fitting import fitted
+from dape.results.numbers import count
 
 if TYPE_CHECKING:
     from dape.results.records import Row
@@ -72,4 +72,4 @@ def _print(rows: "list[Row]") -> None:
     console.print(*fitted(table, console.width, keys=2), sep="\n")
     for (task, length), cut in {(r.extra["task"], r.length): r.extra.get("cut", 0) for r in rows}.items():
         if cut:
-            print(f"{task}: {cut} texts were longer than {length} tokens and lost their beginning", file=sys.stderr)
+            print(f"{task}: {count(cut, 'text')} longer than {length} tokens: the beginning was lost", file=sys.stderr)

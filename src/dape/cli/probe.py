@@ -9,11 +9,11 @@ import tyro
 
 from dape.actions.questions import TASKS, QuestionOptions, ask, draw
 from dape.actions.recall import METHODS, recall
-from dape.actions.running import count
 from dape.cli.console import open_console
 from dape.cli.show import show
 from dape.errors import UsageError
 from dape.experiments.executors import Where
+from dape.results.numbers import count
 from dape.tasks.recall.config import DEPTHS, RecallConfig, Task, doublings, given
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Annotated
 import tyro
 
 from dape.actions.report import report
-from dape.actions.running import count
 from dape.errors import UsageError
+from dape.results.numbers import count
 
 
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)

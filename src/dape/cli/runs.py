@@ -11,13 +11,13 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
-from dape.actions.running import count
 from dape.actions.runs import FoundRun, differences, find_runs, open_run, remove, sizes, superfluous
 from dape.cli.console import open_console
 from dape.errors import UsageError
 from dape.fitting import fitted
 from dape.machine import in_words
 from dape.report.terminal_curve import curve_lines
+from dape.results.numbers import count
 
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[DIR]")]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dape.errors import UsageError
 from dape.experiments.grid import Effort, Experiment, in_short, united
 from dape.experiments.job import Job, Stop, Test
+from dape.results.numbers import count
 from dape.results.records import Row
 from dape.tasks.chomsky.config import PAPER_RATES, CheConfig, Subject, reductions
 
@@ -34,8 +35,9 @@ def least_minutes(runs: int, jobs: int) -> float:
 
 
 def too_little(budget: float, runs: int, minutes: float, why: str) -> UsageError:
+    needed = count(math.ceil(2 * minutes) / 2, "minute")
     return UsageError(
-        f"`budget` {budget:g}: {runs} runs need at least {math.ceil(2 * minutes) / 2:g} minutes on this machine {why}; "
+        f"`budget` {budget:g}: {count(runs, 'run')} would take at least {needed} on this machine {why}; "
         "name fewer `tasks`, `methods` or `seeds`, or allow more time"
     )
 

@@ -15,6 +15,7 @@ from dape.evaluation.config import ENOUGH_WINDOWS, EvalConfig
 from dape.experiments.grid import Effort, Experiment, changes, relative_data, saved_settings, united
 from dape.experiments.language import LanguageModelJob, language_effort, language_settings
 from dape.models.config import DecoderConfig
+from dape.results.numbers import count
 from dape.training.config import TrainConfig
 from dape.training.run import FREE_TO_CHANGE, RunConfig
 
@@ -83,7 +84,7 @@ class Comparison(MethodsAndSeeds):
             f"train: {train.steps} steps of {train.batch} x {model.train_length} tokens of {self.data_name} "
             f"({self.data_hash[:12]}), {model.layers} layers, width {model.width}, {model.heads} heads",
             f"test: the last {evaluation.last_k} of {', '.join(map(str, evaluation.lengths))} tokens, "
-            f"{evaluation.windows} windows, {evaluation.mode}, reach {evaluation.reach}",
+            f"{count(evaluation.windows, 'window')}, {evaluation.mode}, reach {evaluation.reach}",
         ]
 
     # Settings --------------------------------------------------------------------------------------------------------
