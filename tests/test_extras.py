@@ -51,3 +51,25 @@ def test_the_same_as_the_package_asks_for():
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert re.findall(r'"transformers>=([\d.]+),<6"', text) == [extras.OLDEST_TRANSFORMERS]
     assert re.findall(r'"peft>=([\d.]+),<1"', text) == [extras.OLDEST_PEFT]
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'dape[hf]'"),
+        (
+            '{"url": "file:///home/me/my%20clone", "dir_info": {"editable": true}}',
+            "pip install -e '/home/me/my clone[hf]'",
+        ),
+        ('{"url": "file:///tmp/dape", "dir_info": {}}', "pip install '/tmp/dape[hf]'"),
+        ('{"url": "https://somewhere/dape.whl"}', "pip install 'dape[hf]'"),
+        ("broken", "pip install 'dape[hf]'"),
+    ],
+)
+def test_extras_are_installed_from_where_the_package_came(monkeypatch, origin, command):
+    class Distribution:
+        def read_text(self, name: str) -> str | None:
+            return origin if name == "direct_url.json" else None
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Distribution())
+    assert extras.install_command("hf") == command

@@ -19,6 +19,7 @@ from dape.evaluation.map_files import read_maps
 from dape.experiments.job import read_job
 from dape.results.records import read_rows
 from dape.training import checkpoint as checkpoints
+from dape.training.description import find
 from dape.training.run import RunConfig
 
 SOURCE = Path(dape.__file__).parent
@@ -148,7 +149,7 @@ def pickles() -> list[bytes]:
 def test_a_pickle_in_place_of_any_file_is_never_run(folder, content, tmp_path):
     with pytest.raises(Ran):
         pickle.loads(pickle.dumps(Hostile()))
-    checkpoint = checkpoints.find(folder / "run")
+    checkpoint = find(folder / "run")
     readers = {
         **dict.fromkeys((p for p in checkpoint.iterdir()), lambda: checkpoints.describe(checkpoint)),
         **dict.fromkeys((p for p in (folder / "data").iterdir() if p.is_file()), lambda: Corpus.open(folder / "data")),

@@ -12,6 +12,7 @@ from dape._version import __version__
 if TYPE_CHECKING:  # For editors and type checkers; keep in step with _HOME, which a test compares.
     from dape import nn
     from dape.actions.compare import compare
+    from dape.actions.draw import draw
     from dape.actions.evaluate import evaluate
     from dape.actions.extend import extend
     from dape.actions.prepare import prepare
@@ -55,6 +56,7 @@ __all__ = [
     "attention",
     "build",
     "compare",
+    "draw",
     "draw_positions",
     "encodings",
     "evaluate",
@@ -72,6 +74,7 @@ __all__ = [
 
 _NAMES = {
     "actions.compare": ("compare",),
+    "actions.draw": ("draw",),
     "actions.evaluate": ("evaluate",),
     "actions.extend": ("extend",),
     "actions.prepare": ("prepare",),

@@ -2,9 +2,13 @@
 
 import importlib.metadata
 import importlib.util
+import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from dape.errors import UsageError
 
@@ -66,6 +70,19 @@ class Extra:
         """Libraries of it that are not installed."""
         own = [library for library, module in self.needs.items() if importlib.util.find_spec(module) is None]
         return [*(library for name in self.includes for library in EXTRAS[name].missing()), *own]
+
+
+def install_command(extra: str) -> str:
+    """What installs an extra from where this package came from: a folder, such as a clone, or an index."""
+    try:
+        origin = json.loads(importlib.metadata.distribution("dape").read_text("direct_url.json") or "{}")
+        url, editable = str(origin.get("url", "")), origin.get("dir_info", {}).get("editable", False)
+    except (importlib.metadata.PackageNotFoundError, ValueError, AttributeError):
+        url, editable = "", False
+    if not url.startswith("file://"):
+        return f"pip install 'dape[{extra}]'"
+    folder = url2pathname(urlsplit(url).path)
+    return f"pip install {'-e ' if editable else ''}{shlex.quote(f'{folder}[{extra}]')}"
 
 
 def _same(*names: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ from dape.files import locked
 from dape.machine import usable_cores
 from dape.results.records import read_rows
 from dape.tasks.text import TextTask
-from dape.training.checkpoint import find
+from dape.training.description import find
 from dape.training.run import read_metrics
 from dape.training.trainer import Trainer
 

@@ -47,13 +47,27 @@ def evaluate(*argv: str, expect: int = 0) -> None:
 SHORT = ["--lengths", "8", "16", "--last-k", "4", "--windows", "3"]
 
 
+@pytest.mark.parametrize(
+    ("run", "lengths", "why"),
+    [("rope", [8, 16, 32, 64], "is read 64 tokens back"), ("learned", [8, 16], "learned ends before")],
+)
+def test_lengths_are_those_of_the_run(capsys, tmp_path, run, lengths, why):
+    """Its training length and doublings, as far as text and encoding allow."""
+    evaluate(run, "--windows", "2", "--json", str(tmp_path / "rows.jsonl"))
+    rows = read_rows(tmp_path / "rows.jsonl")
+    assert [row.length for row in rows] == lengths and {row.k for row in rows} == {8}
+    told = capsys.readouterr().err
+    assert f"note: lengths from {2 * lengths[-1]} on are left out" in told and why in told
+    assert "8 tokens: window" in told  # no terminal here: progress in lines
+
+
 def test_table_and_rows(capsys, tmp_path):
     path = tmp_path / "rows.jsonl"
     evaluate("rope", *SHORT, "--json", str(path))
     shown = capsys.readouterr().out
     rows = read_rows(path)
     assert [row.length for row in rows] == [8, 16]
-    assert shown.startswith("rope, step 4: last_k, packed, reach 64, data ") and f"appended 2 rows to {path}" in shown
+    assert shown.startswith("rope, step 4: last_k 4, packed, reach 64, data ") and f"appended 2 rows to {path}" in shown
     for row in rows:
         assert [str(row.length), f"{row.value:.4f}", "12", "3"] in [line.split() for line in shown.splitlines()]
         assert (row.run, row.method, row.seed, row.train_length, row.step) == ("rope", "rope", 7, 8, 4)

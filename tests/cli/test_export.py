@@ -28,6 +28,7 @@ from dape.hf import convert
 from dape.hf.tokenizer import byte_level_json, is_byte_level, open_exported, save_tokenizer
 from dape.models.generate import Sampling, generate
 from dape.training import checkpoint as checkpoints
+from dape.training.description import find
 
 TINY = ["--layers", "2", "--width", "16", "--heads", "2", "--train-length", "8", "--batch", "4", "--threads", "1"]
 TEXTS = ["the cat", "", "é ☃\n\n  a", "<|endoftext|> in a text", "\x00 don't  ,  ."]
@@ -82,7 +83,7 @@ def quiet(monkeypatch, capsys):
 
 
 def decoder_of(run: Path) -> dape.DecoderLM:
-    where = checkpoints.find(run)
+    where = find(run)
     return checkpoints.load_model(where, checkpoints.describe(where), torch.device("cpu")).eval()
 
 
@@ -116,7 +117,7 @@ def test_what_is_said_and_written(runs, exported, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["kerple", "bpe"])
 def test_the_library_reads_text_as_ours_does(runs, exported, name):
-    own = load_tokenizer(checkpoints.find(runs / name))
+    own = load_tokenizer(find(runs / name))
     library = AutoTokenizer.from_pretrained(exported(name))
     for text in [*TEXTS, (runs / "words.txt").read_text()[:3000]]:
         ids = own.encode(text).tolist()
@@ -152,7 +153,7 @@ def test_nothing_is_put_in_front_of_a_text(tmp_path):
 @pytest.mark.parametrize("name", ["kerple", "bpe"])
 def test_texts_of_the_exported_model(runs, exported, name):
     model, tokenizer = (auto.from_pretrained(exported(name)) for auto in (AutoModelForCausalLM, AutoTokenizer))
-    own = load_tokenizer(checkpoints.find(runs / name))
+    own = load_tokenizer(find(runs / name))
     prompt = tokenizer("abc def", return_tensors="pt")
     found = model.generate(**prompt, max_new_tokens=9, do_sample=False, eos_token_id=None)
     expected = greedy(decoder_of(runs / name), prompt["input_ids"], own.vocabulary)
@@ -162,7 +163,7 @@ def test_texts_of_the_exported_model(runs, exported, name):
 
 def test_ids_without_meaning_are_never_chosen(runs, exported):
     model = AutoModelForCausalLM.from_pretrained(exported("bpe"))
-    own = load_tokenizer(checkpoints.find(runs / "bpe"))
+    own = load_tokenizer(find(runs / "bpe"))
     assert own.vocabulary < model.config.vocab_size
     with torch.no_grad():
         model.get_output_embeddings().weight[own.vocabulary :] = 50 * model.get_output_embeddings().weight[0]
@@ -236,7 +237,7 @@ def test_other_logits_are_refused_and_leave_nothing(runs, tmp_path, capsys, monk
 def test_there_and_back(runs, exported, name, tmp_path, capsys):
     assert main(["import", str(exported(name)), "--out", str(tmp_path / "back")]) == 0
     assert "step-00000003, logits differ by 0.0e+00" in capsys.readouterr().out
-    before, after = (checkpoints.find(path) for path in (runs / name, tmp_path / "back"))
+    before, after = (find(path) for path in (runs / name, tmp_path / "back"))
     assert checkpoints.describe(after) == replace(checkpoints.describe(before), threads=None)
     one, other = (load_file(path / "model.safetensors") for path in (before, after))
     assert set(one) == set(other) and all(torch.equal(one[key], other[key]) for key in one)
@@ -263,7 +264,7 @@ def test_a_model_trained_in_the_library(exported, tmp_path):
     model.to(torch.bfloat16).save_pretrained(tmp_path / "trained")
     tokenizer.save_pretrained(tmp_path / "trained")
     assert main(["import", str(tmp_path / "trained"), "--out", str(tmp_path / "run")]) == 0
-    where = checkpoints.find(tmp_path / "run")
+    where = find(tmp_path / "run")
     found = checkpoints.describe(where)
     assert (found.step, found.data["tokenizer"]) == (0, "file:trained")
     assert torch.equal(load_file(where / "model.safetensors")["norm.bias"], model.model.norm.bias.float())
@@ -307,7 +308,7 @@ def test_a_tokenizer_for_a_folder_without_one(exported, tmp_path, capsys):
     assert main([*argv, "--tokenizer", str(exported("bpe") / "tokenizer.json")]) == 2
     assert "the model has 257 ids, the tokenizer " in capsys.readouterr().err
     assert main([*argv, "--tokenizer", "bytes"]) == 0
-    assert load_tokenizer(checkpoints.find(tmp_path / "run")).name == "bytes"
+    assert load_tokenizer(find(tmp_path / "run")).name == "bytes"
 
 
 def test_weights_that_do_not_fit_are_refused(exported, tmp_path, capsys):

@@ -14,7 +14,7 @@ import pytest
 from tests.thinned import few
 
 import dape
-from dape.cli import app, commands, main
+from dape.cli import app, commands, help, main
 from dape.cli.fields import _arguments
 from dape.errors import UsageError
 
@@ -57,7 +57,7 @@ def test_help_leads_a_newcomer(capsys):
 def test_every_command_explains_itself(capsys, command):
     assert main([*command.words, "--help"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith(f"usage: dape {command.name} ") and command.summary in text
+    assert text.startswith(f"usage: dape {command.name} ") and command.summary in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 120
     missing = [f.name for f in dataclasses.fields(command.config) if not is_explained(f, text)]
     assert missing == []
@@ -86,9 +86,90 @@ def test_examples_of_the_help_are_valid(capsys, monkeypatch, command, arguments)
     assert [type(config) for config in received] == [command.config]
 
 
-def test_overview_has_one_line_per_command(capsys):
-    main(["--help"])
-    assert "Examples:" not in capsys.readouterr().out
+def test_overview_has_every_command_once(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["help"])
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    chapters = [name for names in help.CHAPTERS.values() for name in names]
+    assert sorted(chapters) == sorted(
+        {c.words[0] if c.words[0] in ("bench", "runs") else c.name for c in commands.COMMANDS}
+    )
+
+
+@pytest.mark.parametrize("command", commands.COMMANDS, ids=lambda c: c.name)
+def test_help_fits_80_columns_and_speaks_no_python(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["help", *command.words]) == 0
+    text = capsys.readouterr().out
+    assert not re.search(r"\{None\}|None\]|\(default: |\[\]|\[\(\)\]", text)
+    assert [line for line in text.splitlines() if len(line) > 80 and " " in line.strip()] == []
+    assert 1 <= text.partition("More examples")[0].count(f"\n  dape {command.name}") <= 3
+    assert set(help.FIRST.get(command.name, ())) <= {flag.name for flag in help.flags_of(command.config)}
+
+
+@pytest.mark.parametrize("command", commands.COMMANDS, ids=lambda c: c.name)
+def test_help_has_every_flag_that_is_read(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    main([*command.words, "--help"])
+    text = capsys.readouterr().out
+    refused = help.REFUSED.get(command.name, set())
+    for name, positional in _arguments(command.config):
+        flag = re.compile(rf"^  (-h, )?--{name.replace('_', '-')}\b(?!-)", re.MULTILINE)
+        assert positional or name == "vocabulary" or bool(flag.search(text)) == (name not in refused), name
+
+
+@pytest.mark.parametrize(("argv", "told"), [("help nix", "`dape help`"), ("help compar", "`dape help compare`")])
+def test_help_of_what_is_no_command(capsys, argv, told):
+    assert main(argv.split()) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", ["version", "-V"])
+def test_other_ways_to_ask_for_the_version(capsys, argv):
+    assert main([argv]) == 0 and capsys.readouterr().out == f"dape {dape.__version__}\n"
+
+
+def test_verbosity_is_said_anywhere_and_inherited(capsys, monkeypatch):
+    monkeypatch.setenv("DAPE_VERBOSITY", "normal")
+    assert main(["list", "-q", "kerple"]) == 0
+    assert os.environ["DAPE_VERBOSITY"] == "quiet" and capsys.readouterr().err == ""
+    assert main(["--verbose", "list", "kerple"]) == 0
+    assert os.environ["DAPE_VERBOSITY"] == "verbose" and "list took" in capsys.readouterr().err
+
+
+NOT_THERE = [
+    "eval nix",
+    "generate nix",
+    "visualize nix",
+    "mechanism nix",
+    "probe nix",
+    "checkpoint merge nix",
+    "compare --data nix.txt",
+    "train --data nix.txt",
+    "che --budget 1",
+    "compare --methods nix",
+]
+
+
+def test_mistakes_show_before_torch_is_imported(tmp_path):
+    """It takes seconds, twenty of them on a busy machine."""
+    code = (
+        "import sys; from dape.cli import main\n"
+        "for line in sys.argv[1:]:\n"
+        "    assert main(line.split()) == 2, line\n"
+        "    assert 'torch' not in sys.modules, line\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *NOT_THERE], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "--budget 1: 140 runs would take at least 5 minutes" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_completion_of_shells(capsys):
+    assert main(["--tyro-print-completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert "compare" in script and "--methods" in script
 
 
 @pytest.mark.parametrize("words", [[], ["bench"]])

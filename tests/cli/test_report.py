@@ -122,7 +122,7 @@ def test_lines_that_cannot_be_read_are_left_out_with_a_warning(folder, capsys, b
     (folder / "results.jsonl").write_text(good + "\n" + bad)
     assert main(["report", str(folder)]) == 0
     shown = capsys.readouterr()
-    assert told in shown.err and "1 rows" in shown.out
+    assert told in shown.err and "1 row" in shown.out
     assert "is left out" in (folder / "report.html").read_text()
 
 

@@ -39,7 +39,7 @@ def test_a_budget_is_kept_by_the_folder(here, capsys, monkeypatch):
     monkeypatch.setattr("dape.experiments.reproduce.budget.START_SECONDS", 0.0)
     ablation("--seeds", "3", "--budget", "1")
     told = capsys.readouterr().out
-    assert "budget: 1 hours; nothing has to be cut" in told and len(here) == 9
+    assert "budget: 1 hour; nothing has to be cut" in told and len(here) == 9
     saved = yaml.safe_load(Path("out/reproduce.yaml").read_text())
     assert saved["budget"] == {"hours": 1.0, "seeds": 3, "steps": 4}
     monkeypatch.setattr(

@@ -13,7 +13,7 @@ from dape.cli import main
 from dape.doctor import choices, comparisons, facts, gpu
 from dape.doctor import run as doctor
 from dape.doctor.section import Line, Section, section
-from dape.extras import EXTRAS
+from dape.extras import EXTRAS, install_command
 from dape.ops.attention.triton_kernels.remembered import Outcome
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -43,7 +43,7 @@ def test_extras_are_those_of_the_project():
 def test_a_missing_extra_comes_with_its_command(monkeypatch):
     monkeypatch.setitem(EXTRAS["report"].needs, "jinja2", "no_such_module")
     lines = {line.name: line.value for line in facts.extras().lines}
-    assert lines["report"].endswith("missing jinja2: pip install 'dape[report]'")
+    assert lines["report"].endswith(f"missing jinja2: {install_command('report')}")
     assert EXTRAS["dev"].missing().count("jinja2") == 1
 
 

@@ -232,7 +232,7 @@ def test_the_papers_steps_are_enough():
 
 
 def test_a_budget_too_small_says_what_is_needed():
-    with pytest.raises(UsageError, match=r"28 runs need at least .* minutes"):
+    with pytest.raises(UsageError, match=r"28 runs would take at least .* minutes"):
         planned(0.2, FULL, SPEEDS, tasks=[t.name for t in TASKS.values() if t.in_paper], repeats=1, jobs=2)
 
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from dape.errors import UsageError
-from dape.evaluation.config import EvalConfig
-from dape.experiments.compare import Comparison, Run
+from dape.evaluation.config import ENOUGH_WINDOWS, EvalConfig
+from dape.experiments.compare import Comparison, Run, windows_in
 from dape.experiments.job import read_job, write_job
 from dape.models.config import DecoderConfig
 from dape.results.records import Row, append_rows, read_rows
@@ -280,3 +280,9 @@ def test_jobs_come_back(plan, tmp_path):
     job = read_job(folder)
     write_job(tmp_path / "copy", job)
     assert read_job(tmp_path / "copy") == job
+
+
+def test_windows_are_those_of_the_folder_or_enough_not_to_be_warned_of(plan):
+    assert windows_in(plan.out) == ENOUGH_WINDOWS
+    plan.begin()
+    assert windows_in(plan.out) == 5

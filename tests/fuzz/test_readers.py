@@ -53,6 +53,7 @@ from dape.reading import sealed
 from dape.results.records import Row, read_rows, rows_text
 from dape.tasks.base import Batch, Loss
 from dape.training import checkpoint as checkpoints
+from dape.training.description import find
 from dape.training.run import RunConfig
 
 SECONDS, MEMORY = 20, 1 << 30
@@ -219,7 +220,7 @@ def fill(folder: Path) -> None:
     train = ["train", "--data", "text.txt", *SHAPE, "--steps", "2", "--out", "trained"]
     for argv in (["prepare", "text.txt", "--out", "data"], train, ["export", "trained", "--out", "export"]):
         assert main(argv) == 0
-    checkpoints.find(Path("trained")).rename(folder / "checkpoint")
+    find(Path("trained")).rename(folder / "checkpoint")
     (folder / "run").mkdir()
     Path("trained/config.yaml").rename("run/config.yaml")
     config = RunConfig.read(Path("run"))

@@ -13,6 +13,7 @@ import pytest
 
 from dape.evaluation.chomsky_scores import summarise
 from dape.report.page import Claim, Maps, Section, build_page
+from dape.report.page.build import MARKERS
 from dape.report.page.curves import curve_block, effect, in_short
 from dape.report.page.explorer import explorer_of, kept_keys
 from dape.report.page.panels import split
@@ -318,6 +319,31 @@ def test_of_many_tasks_it_is_told_who_is_best_on_how_many(make_rows):
             rows += make_rows(values, **common, extra={"task": task, "lr": 0.1})
     block = task_block(split(rows)[0], [])
     assert block.words == ["Best beyond the training length, of 5 tasks: dape-alibi on 3 and alibi on 2."]
+
+
+def test_nothing_at_or_below_guessing_is_called_best(make_rows):
+    rows = []
+    for task, beyond in (("even_pairs", 0.48), ("parity_check", 0.6)):
+        for length, value in ((40, 0.9), (41, beyond)):
+            values = {"alibi": {length: value}, "dape-alibi": {length: value - 0.05}}
+            common = {"protocol": "che", "metric": "accuracy", "train_length": 40, "data_hash": task}
+            rows += make_rows(values, **common, extra={"task": task, "lr": 0.1})
+    block = task_block(split(rows)[0], [])
+    first, second = block.words
+    assert "no method is above guessing" in first and "best beyond" not in first
+    assert "best beyond the training length is alibi with" in second
+    best = [(line[0].text, line[1].text) for line in block.tables[0].lines if any(cell.best for cell in line)]
+    assert [method for _, method in best] == ["alibi"] and "Parity" in best[0][0]
+
+
+def test_a_single_section_is_named_once_and_has_the_markers_of_its_chart(compared):
+    text = build_page([Section("mine", rows=compared, published=load("A3"), mode="ours")], "mine")
+    page = Page(text)
+    assert not [a for a in page.all("a") if a.get("href") == "#s1"]
+    assert len(re.findall(">mine<", text)) == 3  # of the window, of the page, and for those who hear it
+    assert re.search('value="ours" checked', text) and not re.search('value="both" checked', text)
+    shapes = {look["shape"] for look in curve_block(split(compared)[0], []).series}
+    assert len(shapes) > 2 and all(MARKERS[shape] in text for shape in shapes)
 
 
 def test_one_length_has_a_table_and_no_chart(make_rows):

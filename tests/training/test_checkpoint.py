@@ -16,7 +16,8 @@ from dape.data.corpora import open_data
 from dape.errors import UsageError
 from dape.reading import sealed
 from dape.training import checkpoint, tensors
-from dape.training.checkpoint import check_continues, checkpoints, describe, find, load_model, prune, restore_optimizer
+from dape.training.checkpoint import check_continues, load_model, prune, restore_optimizer
+from dape.training.description import checkpoints, describe, find
 from dape.training.language_model import LanguageModelTrainer
 from dape.training.optim import make_optimizer
 

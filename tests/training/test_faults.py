@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from dape.training.checkpoint import MODEL, checkpoints, find
+from dape.training.description import MODEL, checkpoints, find
 from dape.training.run import read_metrics
 from dape.training.shards import read_joined
 

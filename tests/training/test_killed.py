@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dape.training.checkpoint import checkpoints, describe, find
+from dape.training.description import checkpoints, describe, find
 from dape.training.run import read_metrics
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")

@@ -15,11 +15,11 @@ from tests.training import processes
 
 from dape.errors import UsageError
 from dape.positional.catalogue import encodings
-from dape.training.checkpoint import describe, find, load_model, merge
+from dape.training.checkpoint import load_model, merge
 from dape.training.config import TrainConfig
+from dape.training.description import describe, files_of, find
 from dape.training.launch import check_processes, run_processes
 from dape.training.parallel import Group
-from dape.training.shards import files_of
 
 SCRIPT = Path(processes.__file__)
 FEW = ["dape-fire", "dape-kerple", "randomized-rope"]

@@ -10,7 +10,7 @@ from tests.thinned import few
 
 from dape.data.windows import evaluation_ends
 from dape.tasks.base import step_seed
-from dape.training.checkpoint import checkpoints, find
+from dape.training.description import checkpoints, find
 from dape.training.language_model import vocabulary_for
 from dape.training.run import read_metrics
 from dape.training.trainer import NonFiniteLossError

@@ -75,12 +75,12 @@ def names_of(config: StudyOptions) -> tuple[str, ...]:
 
 def _plan(config: StudyOptions) -> "Study":
     check_transformers("dape study adapters")
+    data = _data(config)
     from dape.experiments.adapters.plan import Study
     from dape.experiments.adapters.tasks import task_of
     from dape.training.device import use_device
 
     device = str(use_device(config.device))
-    data = _data(config)
     task = task_of(config.config, data)
     length = config.config.train_length
     return Study(

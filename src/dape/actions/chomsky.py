@@ -1,6 +1,5 @@
 """The Chomsky-hierarchy benchmark, planned, run and reported: what ``dape che`` does."""
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,13 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dape.actions.found import Found
+from dape.actions.progress import ProgressLine
 from dape.actions.running import announce, check_counts, run_all, side_by_side, threads_each
 from dape.errors import UsageError
 from dape.experiments.executor import Executor
 from dape.files import check_writable_folder, locked, write_text
+from dape.fitting import fitted
+from dape.machine import usable_cores
 from dape.positional.catalogue import find as find_encoding
 from dape.positional.names import parse
 from dape.reading import as_record
+from dape.results.numbers import count
 from dape.tasks.chomsky.catalogue import TASKS, find
 from dape.tasks.chomsky.config import (
     LONGEST,
@@ -31,6 +34,7 @@ from dape.training.checks import check_encoding
 
 if TYPE_CHECKING:
     from dape.experiments.chomsky import Chomsky
+    from dape.experiments.chomsky_budget import Speed
     from dape.results.records import Row
 
 BUDGET_RATE = 1e-3
@@ -103,7 +107,7 @@ def chomsky(options: ChomskyOptions, *, executor: Executor | None = None) -> Fou
             jobs=jobs,
             threads=options.threads,
             executor=executor,
-            tables=lambda rows, width: _terminal(rows, plan),
+            tables=lambda rows, width: _terminal(rows, plan, width),
         )
         return _found(plan, failures)
 
@@ -186,7 +190,8 @@ def plan_of(config: ChomskyOptions) -> "Chomsky":
     tasks, methods = chosen_tasks(config.tasks), chosen_methods(config.methods)
     rates = chosen_rates(config.lr, budget=config.budget is not None)
     check_counts(seeds=config.seeds, jobs=config.jobs, threads=config.threads)
-    _check_budget(config)
+    seeds = config.seeds or (3 if config.budget is None else 1)
+    _check_budget(config, runs=len(tasks) * len(methods) * len(rates) * seeds)
     settings = settings_of(config)
     settings.check()
     check_writable_folder(config.out, "`out`")
@@ -198,7 +203,6 @@ def plan_of(config: ChomskyOptions) -> "Chomsky":
     for task in tasks:
         for method in methods:
             _check_model(settings, task, method)
-    seeds = config.seeds or (3 if config.budget is None else 1)
     return Chomsky(
         out=config.out,
         tasks=tasks,
@@ -211,7 +215,8 @@ def plan_of(config: ChomskyOptions) -> "Chomsky":
     )
 
 
-def _check_budget(config: ChomskyOptions) -> None:
+def _check_budget(config: ChomskyOptions, runs: int) -> None:
+    """What can be said before anything is timed: processes take their time to start."""
     if config.budget is None:
         return
     if not 0 < config.budget < float("inf"):
@@ -219,6 +224,12 @@ def _check_budget(config: ChomskyOptions) -> None:
     for name in ("steps", "samples", "lengths"):
         if getattr(config, name) not in (None, ()):
             raise UsageError(f"`budget` plans `{name}` itself; leave one of the two out")
+    from dape.experiments.chomsky import SETTINGS, least_minutes, too_little
+
+    if (config.out / SETTINGS).is_file():
+        return  # it goes on as it was planned
+    if (needed := least_minutes(runs, config.jobs or usable_cores())) > config.budget:
+        raise too_little(config.budget, runs, needed, "to begin at all")
 
 
 def _check_model(settings: CheConfig, task: str, method: str) -> None:
@@ -266,12 +277,19 @@ def _within_budget(config: ChomskyOptions, plan: "Chomsky", jobs: int) -> "Choms
     from dape.training.device import set_threads
 
     set_threads(config.threads or threads_each(jobs))
-    print(f"timing {len(plan.methods)} methods to fill {config.budget:g} minutes ...", file=sys.stderr, flush=True)
-    begin = time.monotonic()
-    speeds = {method: time_method(plan.config, method) for method in plan.methods}
-    minutes = config.budget - (time.monotonic() - begin) / 60
-    repeats = plan.seeds * len(plan.rates)
-    settings = plan_budget(minutes, plan.config, speeds, tasks=plan.tasks, repeats=repeats, jobs=jobs)
+    budget, begin, speeds = config.budget, time.monotonic(), {}
+
+    def fitted(speeds: "dict[str, Speed]") -> CheConfig:
+        spent = (time.monotonic() - begin) / 60
+        repeats = plan.seeds * len(plan.rates)
+        return plan_budget(budget, plan.config, speeds, tasks=plan.tasks, repeats=repeats, jobs=jobs, spent=spent)
+
+    with ProgressLine() as line:
+        for place, method in enumerate(plan.methods, 1):
+            line.show(f"timing {method}, {place} of {count(len(plan.methods), 'method')}, to fill {budget:g} minutes")
+            speeds[method] = time_method(plan.config, method)
+            fitted(speeds)  # what some of the methods have no time for, all of them have not
+    settings = fitted(speeds)
     return replace(plan, config=settings)
 
 
@@ -284,10 +302,10 @@ def _cells(rows: "list[Row]", plan: "Chomsky") -> list[Any]:
     return summarise(rows, plan.config, tasks=plan.tasks, methods=plan.methods, rates=plan.rates)
 
 
-def _terminal(rows: "list[Row]", plan: "Chomsky") -> Sequence[Any]:
+def _terminal(rows: "list[Row]", plan: "Chomsky", width: int) -> Sequence[Any]:
     from dape.report.chomsky import terminal_table
 
-    return [terminal_table(_cells(rows, plan), plan.config)]
+    return fitted(terminal_table(_cells(rows, plan), plan.config), width, keys=2)
 
 
 def _found(plan: "Chomsky", failures: dict[str, str]) -> Found:
@@ -309,7 +327,7 @@ def _found(plan: "Chomsky", failures: dict[str, str]) -> Found:
         make_table=lambda rows: chomsky.markdown(_cells(rows, plan), config, seeds=seeds, reduced=less),
         make_figure=lambda rows: chomsky.length_figure(_cells(rows, plan), config, reduced=less),
         make_summary=summary,
-        make_terminal=lambda rows, width: _terminal(rows, plan),
+        make_terminal=lambda rows, width: _terminal(rows, plan, width),
     )
     if found.rows:
         write_text(plan.out / "table.md", found.table())

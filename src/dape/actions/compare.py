@@ -1,6 +1,5 @@
 """Train encodings under the same conditions, test them long: ``dape.compare`` and ``dape compare``."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 from dape.actions.found import Found
 from dape.actions.running import announce, check_counts, run_all, side_by_side
 from dape.actions.settings import settings
+from dape.data.corpora import check_data
 from dape.errors import UsageError
-from dape.evaluation.config import EvalConfig, Mode
+from dape.evaluation.config import EvalConfig, Mode, evaluation_of
+from dape.experiments.compare import windows_in
 from dape.experiments.executor import Executor
 from dape.files import check_writable_folder, locked, write_text
 from dape.models.config import DecoderConfig
+from dape.results.numbers import count
 from dape.training.checks import check_encoding, check_model, check_reach
 from dape.training.config import TrainConfig
+from dape.verbosity import tell
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
@@ -22,8 +25,6 @@ if TYPE_CHECKING:
     from dape.results.records import Row
 
 METHODS = ("rope", "alibi", "kerple", "fire", "dape-alibi", "dape-kerple", "dape-fire")
-LONGEST = 32
-"""By default evaluate up to this many training lengths."""
 FILES = ("results.jsonl", "table.md", "summary.md", "curves.png", "curves.svg")
 
 
@@ -34,7 +35,7 @@ def compare(
     seeds: int = 1,
     lengths: Sequence[int] = (),
     last_k: int | None = None,
-    windows: int = 96,
+    windows: int | None = None,
     mode: Mode = "packed",
     reach: int | None = None,
     out: str | Path = "runs/compare",
@@ -57,7 +58,8 @@ def compare(
         seeds: runs per encoding; significance needs at least two, better five.
         lengths: to evaluate at; by default the training length and its doublings up to 32 times.
         last_k: scored tokens per window; by default 256, or the shortest length if that is less.
-        windows: evaluation windows, the same at every length.
+        windows: evaluation windows, the same at every length; by default 160, or as many as the comparison in ``out``
+            was begun with.
         mode: ``packed``, windows may run across documents, or ``same_document``.
         reach: tokens that fit before every place where a window ends; by default it follows from the text.
         out: folder of the comparison.
@@ -82,9 +84,10 @@ def compare(
     """
     if model is None or train is None:
         model, train = settings(preset, changes)
-    evaluation = evaluation_of(model.train_length, lengths, last_k=last_k, windows=windows, mode=mode, reach=reach)
     methods, out = tuple(dict.fromkeys(methods)), Path(out)
-    _check(methods, model, train, out, seeds=seeds, windows=windows, jobs=jobs)
+    how = {"windows": windows_in(out) if windows is None else windows, "mode": mode, "reach": reach}
+    evaluation = evaluation_of(model.train_length, lengths, last_k=last_k, **how)
+    _check(data, methods, model, train, out, seeds=seeds, windows=windows, jobs=jobs)
     evaluation.check()
     with locked(out):
         plan = _plan(data, methods, seeds, model, train, evaluation, out, device)
@@ -95,14 +98,14 @@ def compare(
         return _found(plan, failures)
 
 
-def evaluation_of(train_length: int, lengths: Sequence[int], *, last_k: int | None, **more: Any) -> EvalConfig:
-    """Doublings of the training length and their shortest for ``last_k``, where nothing else is said."""
-    doublings = tuple(train_length << n for n in range(LONGEST.bit_length()))
-    chosen = tuple(sorted(set(lengths))) or doublings
-    return EvalConfig(lengths=chosen, last_k=last_k if last_k is not None else max(1, min(256, *chosen)), **more)
-
-
-def _check(methods: Sequence[str], model: DecoderConfig, train: TrainConfig, out: Path, **counts: int | None) -> None:
+def _check(
+    data: "str | Path | Corpus",
+    methods: Sequence[str],
+    model: DecoderConfig,
+    train: TrainConfig,
+    out: Path,
+    **counts: int | None,
+) -> None:
     """What can be said without torch and without the text."""
     if not methods:
         raise UsageError("`methods` needs at least one encoding")
@@ -116,6 +119,7 @@ def _check(methods: Sequence[str], model: DecoderConfig, train: TrainConfig, out
             raise UsageError(f"`encoding_options` {name}: {method} is not among the `methods`")
     train.check()
     check_writable_folder(out, "`out`")
+    check_data(data)
 
 
 def _plan(
@@ -130,16 +134,17 @@ def _plan(
 ) -> "Comparison":
     """Everything else that can be wrong is found here, before anything is trained."""
     from dape.data.corpora import as_corpus
-    from dape.evaluation.perplexity import ends_of, with_reach
     from dape.experiments.compare import Comparison, evaluation_in, model_for
+
+    corpus = as_corpus(data, out=out / "data")  # before torch is imported, which takes longer than to see a wrong path
+    from dape.evaluation.perplexity import ends_of, with_reach
     from dape.training.device import use_device
 
     device = str(use_device(device))
-    corpus = as_corpus(data, out=out / "data")
     evaluation = with_reach(evaluation_in(out, evaluation), corpus.validation)
     room = len(ends_of(corpus.validation, evaluation))
     if room < evaluation.windows:
-        print(f"note: the held-out text has room for {room} windows only, not {evaluation.windows}", file=sys.stderr)
+        tell(f"note: the held-out text has room for {count(room, 'window')} only, not {evaluation.windows}")
     for method in methods:
         check_model(model_for(method, model), train, device)
         check_reach(model_for(method, model), max(evaluation.lengths))

@@ -1,15 +1,20 @@
 """Perplexity of a trained model against length: ``dape.evaluate`` and ``dape eval``."""
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dape.actions.found import Found
+from dape.actions.progress import ProgressLine, window_watch
 from dape.actions.train import Trained
-from dape.evaluation.config import EvalConfig, Mode, Protocol
+from dape.errors import UsageError
+from dape.evaluation.config import EvalConfig, Mode, Protocol, evaluation_of
+from dape.evaluation.opening import Opened, open_checkpoint
+from dape.models.config import DecoderConfig
 from dape.results.records import Row, append_rows, check_rows_file
+from dape.training.checks import check_reach
 from dape.training.device import set_threads, use_device
+from dape.verbosity import tell
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
@@ -21,8 +26,8 @@ Watch = Callable[[int, int, int], None]
 def evaluate(
     run: str | Path | Trained,
     *,
-    lengths: Sequence[int] = (512, 1024, 2048, 4096, 8192),
-    last_k: int = 256,
+    lengths: Sequence[int] = (),
+    last_k: int | None = None,
     windows: int = 256,
     protocol: Protocol = "last_k",
     mode: Mode = "packed",
@@ -38,8 +43,9 @@ def evaluate(
 
     Args:
         run: a run's folder (its newest checkpoint), one checkpoint, or what ``dape.train`` returned.
-        lengths: tokens of context to evaluate at.
-        last_k: scored tokens per window.
+        lengths: tokens of context to evaluate at; by default the training length and its doublings up to 32 times, as
+            far as the text and the encoding allow.
+        last_k: scored tokens per window; by default 256, or the shortest length if that is less.
         windows: the same number at every length.
         protocol: ``last_k``, ``full``, ``nonoverlap`` or ``per_position``; see :class:`EvalConfig`.
         mode: ``packed``, windows may run across documents, or ``same_document``.
@@ -48,7 +54,7 @@ def evaluate(
         json: a file to which the rows are appended.
         device: ``cpu``, ``cuda``, ...; ``auto`` takes a GPU if there is one.
         threads: of torch on the CPU.
-        watch: told the length and how many of how many windows are done; by default a line on a terminal.
+        watch: told the length and how many of how many windows are done; by default a line.
         found: given the rows of every length as soon as they are there.
 
     Returns:
@@ -62,40 +68,56 @@ def evaluate(
         found = dape.evaluate("runs/dape-kerple-64-seed0", lengths=(64, 512, 2048), last_k=64)
         print(found.table())
     """
-    settings = EvalConfig(
-        lengths=tuple(lengths), protocol=protocol, last_k=last_k, windows=windows, mode=mode, reach=reach
-    )
-    settings.check()
     path = None if json is None else Path(json)
     if path is not None:
         check_rows_file(path, "`json`")
-    where = run.folder if isinstance(run, Trained) else Path(run)
-    rows: list[Row] = []
+    opened = open_checkpoint(run.folder if isinstance(run, Trained) else Path(run))
+    given = {"windows": windows, "protocol": protocol, "mode": mode, "reach": reach}
+    settings = evaluation_of(opened.settings.train_length, lengths, last_k=last_k, **given)
+    settings.check()
+    corpus = opened.corpus(data)
     torch_device = use_device(device)
     set_threads(threads)
-    for new in _measured(where, data, settings, torch_device, watch or _on_terminal):
-        if path is not None:
-            append_rows(path, new)
-        rows += new
-        found(new)
+    if not lengths:
+        possible = _possible(settings, opened.settings, corpus)
+        settings = evaluation_of(opened.settings.train_length, possible, last_k=last_k, **given)
+        settings.check()
+    rows: list[Row] = []
+    with ProgressLine() as line:
+        for new in _measured(opened, corpus, settings, torch_device, watch or window_watch(line, settings.lengths)):
+            if path is not None:
+                append_rows(path, new)
+            rows += new
+            found(new)
     return Found(rows=rows)
 
 
-def _measured(where: Path, data: Any, settings: EvalConfig, device: Any, watch: Watch) -> Any:
+def _measured(opened: Opened, corpus: "Corpus", settings: EvalConfig, device: Any, watch: Watch) -> Any:
     """The rows of one length after the other."""
-    from dape.evaluation.opening import open_corpus, subject_of
     from dape.evaluation.perplexity import as_rows, measure
-    from dape.training import checkpoint as checkpoints
 
-    where = checkpoints.find(where)
-    description = checkpoints.describe(where)
-    corpus = open_corpus(data, where, description)
-    model = checkpoints.load_model(where, description, device).eval()
-    subject = subject_of(where, description, corpus)
+    model, subject = opened.model(device), opened.subject(corpus)
     for measured in measure(model, corpus.validation, settings, watch=watch):
         yield as_rows(measured, subject, settings)
 
 
-def _on_terminal(length: int, done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{length} tokens: window {done}/{total}   ", end="", file=sys.stderr, flush=True)
+def _possible(settings: EvalConfig, model: DecoderConfig, corpus: "Corpus") -> tuple[int, ...]:
+    """Of lengths that nobody asked for, those that the text has room for and that the encoding can be read at: at least
+    the first, whose error then says what is wrong."""
+    from dape.data.windows import default_reach
+
+    reach = settings.reach or default_reach(corpus.validation, same_document=settings.mode == "same_document")
+    first, *longer = settings.lengths
+    possible = (first, *(n for n in longer if n <= reach and _is_reached(model, n)))
+    if left := [n for n in longer if n not in possible]:
+        why = f"the held-out text is read {reach} tokens back" if left[0] > reach else f"{model.encoding} ends before"
+        tell(f"note: lengths from {left[0]} on are left out, as {why}")
+    return possible
+
+
+def _is_reached(model: DecoderConfig, length: int) -> bool:
+    try:
+        check_reach(model, length)
+    except UsageError:
+        return False
+    return True

@@ -22,10 +22,10 @@ def export_run(run: Path, out: Path) -> tuple[Path, float]:
     """
     check_transformers("dape export")
     _check_out(out)
-    from dape.training import checkpoint as checkpoints
+    from dape.training.description import find
     from dape.training.run import run_folder
 
-    where = checkpoints.find(run)
+    where = find(run)
     from dape.hf.convert import export
 
     return where, export(where, run_folder(where), out)

@@ -9,6 +9,7 @@ from dape.actions.model_folder import model_type
 from dape.actions.model_text import model_corpus
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig
+from dape.tasks.recall.config import LONGEST, doublings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from dape.hf.hosts import Host
     from dape.hf.tune import HostTextTask, Tuning
 
-LONGEST = 32
 """By default evaluate up to this many training lengths."""
 Rotation = Literal["auto", "keep", "remove", "yarn"]
 
@@ -170,8 +170,7 @@ def corpus_of(options: ExtendOptions, model: "nn.Module") -> "Corpus":
 
 def evaluation_of(options: ExtendOptions, length: int, table: int | None = None) -> EvalConfig:
     """``table``: positions that the model has, if their number is fixed."""
-    doublings = tuple(length << n for n in range(LONGEST.bit_length()))
-    within = tuple(n for n in doublings if table is None or n <= table) or (length,)
+    within = tuple(n for n in doublings(length) if table is None or n <= table) or (length,)
     lengths = tuple(sorted(set(options.lengths))) or within
     k = options.last_k if options.last_k is not None else max(1, min(256, *lengths))
     # A folder begun before there was a reach has windows that end where the longest has room.

@@ -1,10 +1,9 @@
 """An adapter put into its model, trained and measured; what is done is read from the folder."""
 
-import sys
-import time
 from typing import TYPE_CHECKING
 
 from dape.actions.extend_plan import ExtendOptions, rotation_of
+from dape.actions.progress import ProgressLine, window_watch
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig
 from dape.files import write_text
@@ -69,31 +68,17 @@ def train(options: ExtendOptions, model: "nn.Module", lessons: "HostTextTask", t
     if rotation["rope"] == "yarn":
         print(f"the rotation is slowed down for {rotation['factor']:g} training lengths (YaRN; rope=keep leaves it)")
     print(f"training {count:,} numbers for {tuning.steps} steps of {tuning.batch} x {tuning.length} tokens", flush=True)
-    with Interruption() as interrupted:
-        done = tuner.run(watch=Spoken(tuner.step, tuning.steps), stop=interrupted)
+    with Interruption() as interrupted, ProgressLine(tuner.step / tuning.steps) as line:
+
+        def watch(now: "Progress") -> None:
+            line.show(f"step {now.step}/{tuning.steps} loss {now.loss:.3f}", now.step / tuning.steps)
+
+        done = tuner.run(watch=watch, stop=interrupted)
     if not done:
         return False
     save_adapter(model, options.out / ADAPTER, about={"tuning": vars(tuning), "data": data})
     shutil.rmtree(folder)
     return True
-
-
-class Spoken:
-    """A line now and then: step, loss, time left."""
-
-    SECONDS = 10.0
-
-    def __init__(self, first: int, steps: int) -> None:
-        self._first, self._steps = first, steps
-        self._begin = self._spoken = time.monotonic()
-
-    def __call__(self, progress: "Progress") -> None:
-        step, loss, now = progress.step, progress.loss, time.monotonic()
-        if now - self._spoken < self.SECONDS and step < self._steps:
-            return
-        self._spoken = now
-        left = (now - self._begin) / (step - self._first) * (self._steps - step)
-        print(f"step {step}/{self._steps} loss {loss:.3f}, about {left:.0f} s left", file=sys.stderr, flush=True)
 
 
 def measured(
@@ -129,14 +114,12 @@ def measured(
         extra={**provenance(), "data": corpus.name, "model": options.model.name},
     )
 
-    def watch(at: int, done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\rmeasuring length {at}: {done}/{total}   ", end="", file=sys.stderr, flush=True)
-
-    rows = [
-        row
-        for measured in measure(Scorer(model), corpus.validation, evaluation, watch=watch)
-        for row in as_rows(measured, subject, evaluation)
-    ]
-    write_text(path, rows_text(rows))
-    return rows
+    with ProgressLine() as line:
+        watch = window_watch(line, evaluation.lengths)
+        found = [
+            row
+            for measured in measure(Scorer(model), corpus.validation, evaluation, watch=watch)
+            for row in as_rows(measured, subject, evaluation)
+        ]
+    write_text(path, rows_text(found))
+    return found

@@ -44,18 +44,18 @@ class GenerateOptions:
 def continuation(options: GenerateOptions) -> Iterator[str]:
     """What the model adds to the prompt, piece by piece; mistakes show before the first."""
     check(options)
+    from dape.data.tokenizer import load_tokenizer
+    from dape.evaluation.opening import open_checkpoint
+
+    opened = open_checkpoint(options.checkpoint)
+    tokenizer = load_tokenizer(opened.where)
     import torch
 
-    from dape.data.tokenizer import load_tokenizer
     from dape.models.generate import Sampling, generate
-    from dape.training import checkpoint as checkpoints
 
     device = use_device(options.device)
     set_threads(options.threads)
-    where = checkpoints.find(options.checkpoint)
-    description = checkpoints.describe(where)
-    tokenizer = load_tokenizer(where)
-    model = checkpoints.load_model(where, description, device).eval()
+    model = opened.model(device)
     ids = [int(i) for i in tokenizer.encode(options.prompt)]
     new = generate(
         model,

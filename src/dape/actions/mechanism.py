@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dape.actions.progress import ProgressLine
 from dape.actions.running import check_counts
 from dape.errors import UsageError
 from dape.files import check_writable_file, write_text
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
     from dape.data.store import Corpus
     from dape.evaluation.mechanism import Dissected, Gain
-    from dape.training.checkpoint import Description
+    from dape.evaluation.opening import Opened
+    from dape.training.description import Description
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,60 +52,62 @@ def mechanism(options: MechanismOptions) -> "tuple[Dissected, list[Gain]]":
         raise UsageError(f"`windows` must be at least 2, got {options.windows}")
     if options.json is not None:
         check_writable_file(options.json, "`json`")
-    device = use_device(options.device)
-    set_threads(options.threads)
-    return _look(options, device)
+    return _look(options)
 
 
-def _look(options: MechanismOptions, device: Any) -> "tuple[Dissected, list[Gain]]":
+def _look(options: MechanismOptions) -> "tuple[Dissected, list[Gain]]":
     import json
 
     from dape.data.windows import evaluation_windows
     from dape.evaluation.config import EvalConfig
-    from dape.evaluation.mechanism import dissect
-    from dape.evaluation.opening import open_corpus
-    from dape.evaluation.perplexity import ends_of
-    from dape.training import checkpoint as checkpoints
+    from dape.evaluation.opening import open_checkpoint
 
-    where = checkpoints.find(options.checkpoint)
-    description = checkpoints.describe(where)
-    corpus = open_corpus(options.data, where, description)
+    opened = open_checkpoint(options.checkpoint)
+    other = None if options.against is None else _open_other(options.against, opened)
+    description, corpus = opened.description, opened.corpus(options.data)
+    device = use_device(options.device)
+    set_threads(options.threads)
+    from dape.evaluation.mechanism import PASSES, dissect
+    from dape.evaluation.perplexity import ends_of
+
     length = options.length or description.model.train_length
     scored = options.last_k or min(64, length)
     settings = EvalConfig(lengths=(length,), last_k=scored, windows=options.windows, reach=options.reach)
     windows = evaluation_windows(corpus.validation, ends_of(corpus.validation, settings), length)
-    model = checkpoints.load_model(where, description, device).eval()
-    try:
-        found = dissect(model, windows, scored)
-    except ValueError as error:
-        raise UsageError(f"{options.checkpoint}: {error}") from error
-    gained = _gains(options, description, found, windows, corpus, device) if options.against is not None else []
+    model = opened.model(device)
+    with ProgressLine() as line:
+
+        def watch(what: str, done: int, total: int) -> None:
+            line.show(f"{what}: window {done}/{total}", (PASSES.index(what) + done / total) / len(PASSES))
+
+        try:
+            found = dissect(model, windows, scored, watch=watch)
+        except ValueError as error:
+            raise UsageError(f"{options.checkpoint}: {error}") from error
+    gained = [] if other is None else _gains(other, found, windows, corpus, device)
     if options.json is not None:
         write_text(options.json, json.dumps(_record(found, gained, description, settings, corpus), indent=1) + "\n")
     return found, gained
 
 
-def _gains(
-    options: MechanismOptions,
-    ours: "Description",
-    found: "Dissected",
-    windows: "np.ndarray",
-    corpus: "Corpus",
-    device: Any,
-) -> "list[Gain]":
+def _open_other(against: Path, ours: "Opened") -> "Opened":
+    """It must read tokens as the model does that is looked at."""
+    from dape.evaluation.opening import open_checkpoint
+
+    other = open_checkpoint(against)
+    if other.description.data["tokenizer_fingerprint"] != ours.description.data["tokenizer_fingerprint"]:
+        raise UsageError(f"`against` {against}: has another tokenizer, so that tokens cannot be compared")
+    return other
+
+
+def _gains(other: "Opened", found: "Dissected", windows: "np.ndarray", corpus: "Corpus", device: Any) -> "list[Gain]":
     import numpy as np
     import torch
 
     from dape.evaluation.mechanism import BATCH, gains, token_groups
     from dape.evaluation.perplexity import Measured, window_nll
-    from dape.training import checkpoint as checkpoints
 
-    assert options.against is not None
-    where = checkpoints.find(options.against)
-    other = checkpoints.describe(where)
-    if other.data["tokenizer_fingerprint"] != ours.data["tokenizer_fingerprint"]:
-        raise UsageError(f"`against` {options.against}: has another tokenizer, so that tokens cannot be compared")
-    model, scored = checkpoints.load_model(where, other, device).eval(), found.usual.shape[1]
+    model, scored = other.model(device), found.usual.shape[1]
     parts = np.array_split(windows, max(1, len(windows) // BATCH))
     nll = [window_nll(model, torch.from_numpy(part).to(device), scored).cpu().numpy() for part in parts]
     counts = np.bincount(corpus.train.read(0, min(len(corpus.train), 1 << 24)), minlength=model.config.vocabulary)

@@ -18,6 +18,7 @@ from typing import Literal
 from dape.errors import UsageError
 from dape.machine import in_words
 from dape.models.config import DecoderConfig
+from dape.results.numbers import count
 from dape.training.config import TrainConfig
 from dape.training.cost import STATE_BYTES, UTILISATION, activation_bytes, parameters, training_flops
 
@@ -107,7 +108,7 @@ def plan_lines(model: DecoderConfig, train: TrainConfig, *, processes: int, devi
 
 
 def _time(hours: float) -> str:
-    return f"{hours:.3g} hours" if hours < 48 else f"{hours / 24:.3g} days"
+    return count(float(f"{hours:.3g}"), "hour") if hours < 48 else count(float(f"{hours / 24:.3g}"), "day")
 
 
 def _memory_line(memory: Memory, sharing: Sharing, kind: Device) -> str:

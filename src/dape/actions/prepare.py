@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dape.actions.progress import progress_console
+from dape.results.numbers import count
 
 if TYPE_CHECKING:
     from dape.data.documents import Tally
@@ -122,7 +123,7 @@ class PrepareProgress:
         self._line(what)
 
     def update(self, tally: "Tally") -> None:
-        counts = f"{tally.documents:,} documents, {_size(tally.bytes)}{self._speed(tally.bytes)}"
+        counts = f"{count(tally.documents, 'document')}, {_size(tally.bytes)}{self._speed(tally.bytes)}"
         self._bar.update(self._task, completed=tally.consumed, counts=counts)
         if time.monotonic() - self._last_line > self.SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()

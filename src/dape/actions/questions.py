@@ -1,11 +1,11 @@
 """Questions to a trained language model about what it has read: what ``dape probe CHECKPOINT`` does."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dape.actions.progress import ProgressLine
 from dape.errors import UsageError
 from dape.files import check_writable_file
 from dape.results.records import append_rows, check_rows_file
@@ -64,9 +64,7 @@ def ask(checkpoint: Path, options: QuestionOptions, found: "Callable[[Sequence[R
         check_rows_file(options.json, "`json`")
     for task in settings.tasks if options.figure is not None else ():
         check_writable_file(_figure_path(options, task).with_suffix(".png"), "`figure`")
-    device = use_device(options.device)
-    set_threads(options.threads)
-    for new in _measured(options, settings, checkpoint, device):
+    for new in _measured(options, settings, checkpoint):
         if options.json is not None:
             append_rows(options.json, new)
         found(new)
@@ -86,20 +84,20 @@ def _figure_path(options: QuestionOptions, task: Task) -> Path:
     return path if len(set(options.tasks)) == 1 else path.with_name(f"{path.name}-{task}")
 
 
-def _measured(options: QuestionOptions, settings: TextConfig, checkpoint: Path, device: Any) -> "Iterator[list[Row]]":
-    from dape.evaluation.answers import predictor
-    from dape.evaluation.opening import open_corpus, subject_of
-    from dape.training import checkpoint as checkpoints
+def _measured(options: QuestionOptions, settings: TextConfig, checkpoint: Path) -> "Iterator[list[Row]]":
+    from dape.evaluation.opening import open_checkpoint
 
-    where = checkpoints.find(checkpoint)
-    description = checkpoints.describe(where)
-    corpus = open_corpus(options.data, where, description)
-    lengths = options.lengths or _possible_lengths(settings, corpus, description.model.train_length)
+    opened = open_checkpoint(checkpoint)
+    corpus = opened.corpus(options.data)
+    lengths = options.lengths or _possible_lengths(settings, corpus, opened.settings.train_length)
     settings = replace(settings, lengths=tuple(sorted(lengths)))
     tasks = _tasks(settings, corpus)
-    check_reach(description.model, max(lengths))
-    model = checkpoints.load_model(where, description, device).eval()
-    subject = subject_of(where, description, corpus)
+    device = use_device(options.device)
+    set_threads(options.threads)
+    check_reach(opened.settings, max(lengths))
+    from dape.evaluation.answers import predictor
+
+    model, subject = opened.model(device), opened.subject(corpus)
     subject = replace(subject, extra={**subject.extra, "filler": f"held-out text of {corpus.name}"})
     yield from _cells(tasks, predictor(model), model, subject)
 
@@ -144,32 +142,14 @@ def _cells(tasks: "Sequence[TextTask]", predict: "Predict", model: Any, subject:
     from dape.evaluation.answers import as_rows, score
     from dape.evaluation.perplexity import batch_size
 
-    with Cells(sum(len(task.config.lengths) * len(task.config.depths) for task in tasks)) as progress:
+    total, done = sum(len(task.config.depths) * sum(task.config.lengths) for task in tasks), 0
+    with ProgressLine() as line:
         for task in tasks:
             of_task = replace(subject, data_hash=task.data_hash(subject.data_hash))
             extra = {"sample_seed": task.config.seed, "statements": task.statements}
             for length in task.config.lengths:
                 for depth in task.config.depths:
-                    progress.show(f"{task.task}: length {length}, depth {depth:g}")
+                    line.show(f"{task.task}: length {length}, depth {depth:g}", done / total)
+                    done += length
                     scores = score(predict, task.samples(length, depth), batch=batch_size(model, length))
                     yield as_rows(scores, of_task, task=task.task, length=length, depth=depth, extra=extra)
-
-
-class Cells:
-    """A line on the terminal that says what is measured; nothing where there is none."""
-
-    def __init__(self, total: int) -> None:
-        self._done, self._total = 0, total
-        self._shown = sys.stderr.isatty()
-
-    def __enter__(self) -> "Cells":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-    def show(self, what: str) -> None:
-        self._done += 1
-        if self._shown:
-            print(f"\r\033[K{what} ({self._done}/{self._total})", end="", file=sys.stderr, flush=True)

@@ -23,13 +23,14 @@ MOST_WARNINGS = 5
 """About one file."""
 
 
-def report(folder: Path, out: Path, *, warn: Callable[[str], None]) -> "list[Section]":
+def report(folder: Path, out: Path, *, warn: Callable[[str], None], paper: bool = False) -> "list[Section]":
     """Write the page of a folder and of those below it; returns its sections.
 
     Args:
         folder: results of one command, or a folder of several.
         out: the page. A file that is not a report is not overwritten.
         warn: told what could not be read.
+        paper: show all of the paper's methods, and its numbers from the beginning, also beside results on other text.
     """
     if not folder.is_dir():
         missing = "is not a folder" if folder.exists() else "does not exist"
@@ -41,7 +42,7 @@ def report(folder: Path, out: Path, *, warn: Callable[[str], None]) -> "list[Sec
             f"{folder}: there is no {RESULTS} here nor up to {DEEPEST} levels below, nor {CLAIMS} or {MAPS[0]}. "
             f"`dape compare --out DIR`, `dape che --out DIR` and `dape probe --train --out DIR` each write one"
         )
-    sections = [section_of(each, folder) for each in found]
+    sections = [section_of(each, folder, paper=paper) for each in found]
     for section in sections:
         for warning in section.warnings:
             warn(f"{section.source}: {warning}")
@@ -87,7 +88,7 @@ def _subfolders(folder: Path) -> list[Path]:
         return []
 
 
-def section_of(folder: Path, top: Path) -> "Section":
+def section_of(folder: Path, top: Path, *, paper: bool = False) -> "Section":
     from dape.report.page import Section
 
     rows, warnings = rows_of(folder / RESULTS)
@@ -98,7 +99,8 @@ def section_of(folder: Path, top: Path) -> "Section":
         title=title or (folder.resolve().name if folder == top else str(folder.relative_to(top))),
         about=about,
         rows=rows,
-        published=published_for(folder),
+        published=published_for(folder) if paper or repeats_the_paper(folder) else _of_methods(folder, rows),
+        mode="both" if paper or repeats_the_paper(folder) else "ours",
         claims=claims,
         maps=maps,
         source=str(folder),
@@ -117,6 +119,20 @@ def described(folder: Path) -> tuple[str, list[str]]:
     first = paragraphs[0] if paragraphs else ""
     prose = first and first[0] not in "|!<-*"
     return title, [first.replace("`", "").removesuffix(" Made by")] if prose else []
+
+
+def repeats_the_paper(folder: Path) -> bool:
+    """Then its numbers are what ours are to be compared with; text of one's own has other levels."""
+    from dape.experiments.grid import saved_settings
+    from dape.experiments.reproduce.plan import SETTINGS
+
+    return bool(saved_settings(folder, SETTINGS))
+
+
+def _of_methods(folder: Path, rows: "list[Row]") -> "list[Published]":
+    """The paper's numbers of what was measured here, and of nothing else."""
+    measured = {row.method for row in rows}
+    return [row for row in published_for(folder) if row.method in measured]
 
 
 def published_for(folder: Path) -> "list[Published]":

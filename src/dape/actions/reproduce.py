@@ -14,6 +14,7 @@ from dape.experiments.reproduce import scales
 from dape.experiments.reproduce.catalogue import PaperExperiment, find
 from dape.experiments.reproduce.scales import Scale, ScaleName
 from dape.files import check_writable_folder, locked
+from dape.results.numbers import count
 from dape.training.checks import check_model, check_reach
 
 if TYPE_CHECKING:
@@ -182,9 +183,9 @@ def plan_of(config: ReproduceOptions, out: Path, experiment: PaperExperiment, sc
             f"`scale` {scale.name} needs `data`: the paper used {experiment.data}, which cannot be shipped. "
             "Make a folder of your own text with `dape prepare`"
         )
-    device = str(use_device(config.device))
     tokenizer = "bytes" if is_prepared(Path(data)) else scale.tokenizer
     corpus = open_data(data, out=out / "data", tokenizer=tokenizer)
+    device = str(use_device(config.device))
     plan = Reproduction(
         out=out,
         experiment=experiment,
@@ -211,11 +212,13 @@ def _within(plan: "Reproduction", hours: float, jobs: int) -> "Reproduction":
             raise UsageError(
                 f"`out` {plan.out} was planned for `budget` {known['hours']:g}, now {hours:g}; use another `out`"
             )
-        print(f"budget: {hours:g} hours, planned before: {known['seeds']} seeds of {known['steps']} steps")
+        print(
+            f"budget: {count(hours, 'hour')}, planned before: {count(known['seeds'], 'seed')} of {known['steps']} steps"
+        )
         return plan.budgeted(hours, seeds=known["seeds"], steps=known["steps"])
     speeds = speeds_of(plan, threads_each(jobs), watch=lambda text: print(text, file=sys.stderr, flush=True))
     fitted, cut = fit(plan, speeds, hours, jobs)
-    print(f"budget: {hours:g} hours; " + (f"cut to {' and '.join(cut)}" if cut else "nothing has to be cut"))
+    print(f"budget: {count(hours, 'hour')}; " + (f"cut to {' and '.join(cut)}" if cut else "nothing has to be cut"))
     return plan.budgeted(hours, seeds=fitted.seeds, steps=fitted.scale.steps or 0)
 
 

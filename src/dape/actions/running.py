@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dape.actions.progress import progress_console
+from dape.actions.progress import TimeLeft, progress_console
 from dape.errors import UsageError
 from dape.experiments.executor import Executor, Local, Task, last_words
 from dape.experiments.executors import Elsewhere
 from dape.experiments.grid import Experiment
 from dape.machine import usable_cores
+from dape.results.numbers import count
 from dape.training.interrupt import signals_as_interrupts
+from dape.verbosity import is_quiet, is_verbose
 
 if TYPE_CHECKING:
     from dape.actions.found import Tables
@@ -49,6 +51,8 @@ def run_all(
     else:
         plan = replace(plan, threads=threads or threads_each(jobs))
     failures: dict[str, str] = {}
+    if plan.device == "cpu" and not isinstance(executor, Elsewhere):
+        _compile_kernel()
     with signals_as_interrupts(), LiveRuns(plan, tables) as shown:
         try:
             for task, code in (executor or Local(jobs)).run([plan.task(run) for run in todo], tick=shown.tick):
@@ -62,6 +66,15 @@ def run_all(
             shown.say(f"what is in {plan.out} is not done twice: give the same settings again to go on")
             raise
     return failures
+
+
+def _compile_kernel() -> None:
+    """Once, and here where it is told, rather than in every run at the same time."""
+    import torch
+
+    from dape.ops.attention.fused.available import why_not_compiled
+
+    why_not_compiled(torch.empty(0))
 
 
 def side_by_side(plan: Experiment[Any]) -> int:
@@ -88,6 +101,8 @@ def announce(plan: Experiment[Any], jobs: int, *, executor: Executor | None = No
     finished = f", {done} of them already finished" if done else ""
     axes = " x ".join(count(number, name) for name, number in plan.axes().items())
     grid = f"{axes} = " if axes else ""
+    if is_quiet():
+        return
     for line in plan.introduction():
         print(line)
     print(f"{grid}{count(len(runs), 'run')}{finished}{note}, {where}, into {plan.out}")
@@ -96,15 +111,10 @@ def announce(plan: Experiment[Any], jobs: int, *, executor: Executor | None = No
     sys.stdout.flush()
 
 
-def count(number: int, what: str) -> str:
-    """1 run, 2 runs."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 class LiveRuns:
     """What the runs of an experiment are doing."""
 
-    LINE_SECONDS, TABLE_SECONDS = 20.0, 0.5
+    LINE_SECONDS, VERBOSE_SECONDS, TABLE_SECONDS = 20.0, 5.0, 0.5
 
     def __init__(self, plan: Experiment[Any], tables: "Tables | None" = None) -> None:
         from rich.live import Live
@@ -116,7 +126,7 @@ class LiveRuns:
         self._plain = not drawn
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._begin = self._spoken = time.monotonic()
-        self._done_before = self._share_done()
+        self._left = TimeLeft(self._share_done())
 
     def __enter__(self) -> "LiveRuns":
         if not self._plain:
@@ -139,12 +149,13 @@ class LiveRuns:
 
     def tick(self, running: Sequence[Task]) -> None:
         now = time.monotonic()
-        if now - self._spoken < (self.LINE_SECONDS if self._plain else self.TABLE_SECONDS):
+        pause = self.VERBOSE_SECONDS if is_verbose() else self.LINE_SECONDS
+        if now - self._spoken < (pause if self._plain else self.TABLE_SECONDS):
             return
         self._spoken = now
         doing = [self._doing(task.name) for task in running]
         if self._plain:
-            self.say(f"[{now - self._begin:5.0f} s] {'; '.join([*doing, self._time_left()])}")
+            self.say(f"[{now - self._begin:5.0f} s] {'; '.join([*doing, self._how_far()])}")
         else:
             self._live.update(self._picture(doing), refresh=True)
 
@@ -153,7 +164,7 @@ class LiveRuns:
         from rich.text import Text
 
         tables = self._tables(self._rows, self._console.width) if self._tables else []
-        return Group(*tables, *(Text(line, "dim") for line in [*doing, self._time_left()]))
+        return Group(*tables, *(Text(line, "dim") for line in [*doing, self._how_far()]))
 
     def _doing(self, name: str) -> str:
         run = self._runs[name]
@@ -168,10 +179,6 @@ class LiveRuns:
     def _share_done(self) -> float:
         return sum(self._plan.share_done(run) for run in self._runs.values()) / len(self._runs)
 
-    def _time_left(self) -> str:
+    def _how_far(self) -> str:
         finished = f"{sum(map(self._plan.finished, self._runs.values()))} of {count(len(self._runs), 'run')} finished"
-        done, spent = self._share_done() - self._done_before, time.monotonic() - self._begin
-        if done < 0.01:
-            return f"{finished}, time left: unknown yet"
-        left = spent * (1 - self._done_before - done) / done
-        return f"{finished}, about " + (f"{left:.0f} s left" if left < 100 else f"{left / 60:.0f} min left")
+        return ", ".join(filter(None, (finished, self._left.words(self._share_done()))))

@@ -4,19 +4,20 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dape.actions.progress import progress_console
+from dape.actions.progress import TimeLeft, progress_console
 from dape.actions.settings import settings
+from dape.data.corpora import check_data
 from dape.errors import UsageError
 from dape.files import check_writable_folder, locked
 from dape.models.config import DecoderConfig
 from dape.training.checks import check_encoding, check_model
 from dape.training.config import TrainConfig
+from dape.training.description import describe, find
 from dape.training.device import set_threads, use_device
 from dape.training.interrupt import stop_with
 from dape.training.launch import (
@@ -28,6 +29,7 @@ from dape.training.launch import (
     launcher,
     run_processes,
 )
+from dape.verbosity import is_quiet, tell
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
@@ -56,10 +58,11 @@ class Trained:
 
     def model(self, device: str = "cpu") -> "DecoderLM":
         """The weights of the newest checkpoint."""
-        from dape.training import checkpoint
+        where = find(self.folder)
+        description = describe(where)
+        from dape.training.checkpoint import load_model
 
-        where = checkpoint.find(self.folder)
-        return checkpoint.load_model(where, checkpoint.describe(where), use_device(device)).eval()
+        return load_model(where, description, use_device(device)).eval()
 
     def metrics(self) -> list[dict[str, Any]]:
         """What was logged, a dictionary per line: step, loss, ..."""
@@ -120,6 +123,7 @@ def train(
     train.check()
     folder = Path(out) if out is not None else default_folder(model, train)
     check_writable_folder(folder, "`out`")
+    check_data(data)
     check_processes(processes)
     check_shares(train.batch, train.accumulate, processes)
     if processes > 1 and not in_group():
@@ -170,7 +174,7 @@ def _launch(
     restarts: int,
 ) -> Trained:
     """The same call in several processes, and what has become of the folder."""
-    from dape.training.checkpoint import CHECKPOINTS, checkpoints
+    from dape.training.description import CHECKPOINTS, checkpoints
     from dape.training.run import read_metrics
 
     def reached() -> int:
@@ -287,6 +291,8 @@ def _announce(trainer: "LanguageModelTrainer", folder: Path) -> None:
     parameters = sum(p.numel() for p in trainer.model.parameters())
     steps = trainer.train.steps
     begin = f"continuing after step {trainer.step}" if trainer.step else "training"
+    if is_quiet():
+        return
     print(
         f"{begin}: {model.encoding}, {parameters / 1e6:.2f}M parameters, {steps} steps of {trainer.train.batch} x "
         f"{model.train_length} tokens of {corpus.name} ({len(corpus.train) / 1e6:.1f}M tokens, {corpus.hash[:12]}) "
@@ -296,7 +302,7 @@ def _announce(trainer: "LanguageModelTrainer", folder: Path) -> None:
 
 
 class TrainingBar:
-    """Step, loss, speed and time left; where there is no terminal, a line every ten seconds."""
+    """Step, loss, speed and time left; where there is no terminal, a line every ten seconds. Nothing if quiet."""
 
     SECONDS = 10.0
 
@@ -309,15 +315,14 @@ class TrainingBar:
             progress.TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             progress.BarColumn(),
             progress.TextColumn("loss {task.fields[loss]:.4f}  {task.fields[speed]:.0f} tokens/s"),
-            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[left]}"),
             console=console,
             transient=True,
             disable=self._plain,
         )
-        self._first, self._begin = trainer.step, time.monotonic()
-        self._spoken = self._begin
+        self._left, self._spoken = TimeLeft(trainer.step / trainer.train.steps), time.monotonic()
         self._task = self._bar.add_task(
-            "", total=trainer.train.steps, completed=trainer.step, loss=float("nan"), speed=0.0
+            "", total=trainer.train.steps, completed=trainer.step, loss=float("nan"), speed=0.0, left=""
         )
 
     def __enter__(self) -> "TrainingBar":
@@ -328,10 +333,9 @@ class TrainingBar:
         self._bar.stop()
 
     def show(self, now: "Progress") -> None:
-        self._bar.update(self._task, completed=now.step, loss=now.loss, speed=now.tokens_per_second)
+        left = self._left.words(now.step / now.steps)
+        self._bar.update(self._task, completed=now.step, loss=now.loss, speed=now.tokens_per_second, left=left)
         if self._plain and (time.monotonic() - self._spoken > self.SECONDS or now.step == now.steps):
             self._spoken = time.monotonic()
-            left = (now.steps - now.step) * (self._spoken - self._begin) / max(1, now.step - self._first)
             speed = f"{now.tokens_per_second:.0f} tokens/s"
-            text = f"step {now.step}/{now.steps}  loss {now.loss:.4f}  {speed}  {left:.0f} s left"
-            print(text, file=sys.stderr, flush=True)
+            tell(f"step {now.step}/{now.steps}  loss {now.loss:.4f}  {speed}  {left}".rstrip())

@@ -2,13 +2,14 @@
 
 import os
 import shutil
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dape.actions.progress import ProgressLine
 from dape.errors import UsageError
 from dape.files import check_writable_folder, new_folder
+from dape.results.numbers import count
 from dape.training.checks import check_reach
 from dape.training.device import set_threads, use_device
 from dape.training.run import run_folder
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from dape.data.store import Corpus
     from dape.evaluation.map_files import BiasMaps, Stages
     from dape.models.decoder import DecoderLM
-    from dape.training.checkpoint import Description
+    from dape.training.description import Description
 
 LENGTHS_OF_TRAINING = 4
 TEXT_SHOWN = 200
@@ -55,9 +56,7 @@ class VisualizeOptions:
 def visualize(options: VisualizeOptions) -> Path:
     """Write the maps of a model, and say what they show; returns their folder."""
     _check(options)
-    device = use_device(options.device)
-    set_threads(options.threads)
-    return _visualize(options, device)
+    return _visualize(options)
 
 
 def _check(config: VisualizeOptions) -> None:
@@ -69,23 +68,25 @@ def _check(config: VisualizeOptions) -> None:
         raise UsageError(f"`window` must be 0 (no images) or more, got {config.window}")
 
 
-def _visualize(config: VisualizeOptions, device: Any) -> Path:
-    from dape.evaluation.map_files import BiasMaps
-    from dape.evaluation.opening import open_corpus
-    from dape.training import checkpoint as checkpoints
+def _visualize(config: VisualizeOptions) -> Path:
+    from dape.evaluation.opening import open_checkpoint
 
-    where = checkpoints.find(config.checkpoint)
-    description = checkpoints.describe(where)
+    opened = open_checkpoint(config.checkpoint)
+    where, description = opened.where, opened.description
     layers = _chosen(config.layers, description.model.layers, "layer")
     heads = _chosen(config.heads, description.model.heads, "head")
     length = config.length or LENGTHS_OF_TRAINING * description.model.train_length
     out = config.out or _default_out(where, length)
     _check_out(out)
+    corpus = opened.corpus(config.data)
+    device = use_device(config.device)
+    set_threads(config.threads)
     check_reach(description.model, length)
-    corpus = open_corpus(config.data, where, description)
     ends = _ends(corpus, length, config.samples)
     windows = _windows(corpus, ends, length)
-    model = checkpoints.load_model(where, description, device).eval()
+    from dape.evaluation.map_files import BiasMaps
+
+    model = opened.model(device)
     rows, images = _look(model, windows, layers, heads, min(config.window, length))
     facts = {
         **_about_model(where, description),
@@ -95,7 +96,7 @@ def _visualize(config: VisualizeOptions, device: Any) -> Path:
     _write(out, BiasMaps(facts, rows, images))
     _print(facts, out)
     if len(ends) < config.samples:
-        print(f"the held-out text has room for {len(ends)} windows only, not {config.samples}")
+        print(f"the held-out text has room for {count(len(ends), 'window')} only, not {config.samples}")
     return out
 
 
@@ -131,14 +132,16 @@ def _look(
 ) -> "tuple[Stages, Stages | None]":
     from dape.evaluation.bias_maps import last_rows, look
 
-    def watch(done: int, total: int) -> None:
-        _say(f"sample {done}/{total}")
+    with ProgressLine() as line:
 
-    rows = last_rows(model, windows, layers=layers, heads=heads, watch=watch)
-    if not shown:
-        return rows, None
-    _say("images")
-    return rows, look(model, windows[0], layers=layers, heads=heads, queries=shown, keys=shown)
+        def watch(done: int, total: int) -> None:
+            line.show(f"sample {done}/{total}", done / total)
+
+        rows = last_rows(model, windows, layers=layers, heads=heads, watch=watch)
+        if not shown:
+            return rows, None
+        line.show("images")
+        return rows, look(model, windows[0], layers=layers, heads=heads, queries=shown, keys=shown)
 
 
 def _about_model(where: Path, description: "Description") -> dict[str, Any]:
@@ -233,7 +236,8 @@ def _write(out: Path, maps: "BiasMaps") -> None:
     retired = out.with_name(f".{out.name}.{os.getpid()}.old")
     try:
         with new_folder(out) as temporary:
-            draw_maps(maps, temporary, watch=lambda name: _say(f"drawing {name}"))
+            with ProgressLine() as line:
+                draw_maps(maps, temporary, watch=lambda name: line.show(f"drawing {name}"))
             (temporary / SUMMARY).write_text(bias_summary(maps.facts), encoding="utf-8")
             write_maps(temporary, maps)
             if out.exists():
@@ -248,17 +252,9 @@ def _write(out: Path, maps: "BiasMaps") -> None:
 # What is said --------------------------------------------------------------------------------------------------------
 
 
-def _say(what: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{what:<30}", end="", file=sys.stderr, flush=True)
-
-
 def _print(facts: dict[str, Any], out: Path) -> None:
     from dape.report.bias_summary import sentences
 
-    _say("")
-    if sys.stderr.isatty():
-        print("\r", end="", file=sys.stderr, flush=True)
     for sentence in sentences(facts):
         print(sentence)
     print(f"wrote {out}: maps.npz, maps.json, {SUMMARY} and figures")

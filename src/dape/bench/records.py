@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dape.files import write_text
+from dape.fitting import fitted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -151,7 +152,7 @@ def print_table(table: "Table") -> None:
     # Without a terminal, one line per row: for grep, or for a file.
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
     with console.capture() as captured:
-        console.print(table)
+        console.print(*fitted(table, console.width), sep="\n")
     # Through print, so that a closed pipe is reported as everywhere else.
     print(captured.get(), end="", flush=True)
 

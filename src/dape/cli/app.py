@@ -10,32 +10,34 @@ import errno
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Any, TextIO
 
 from tyro.extras import SubcommandApp
 
 from dape._version import __version__
 from dape.cli.commands import COMMANDS, GROUPS, Command
 from dape.cli.fields import with_flags
+from dape.cli.help import command_help, group_help, overview
 from dape.cli.limits import check_limits
 from dape.errors import UsageError
 from dape.ops.switch import kernels_mode
+from dape.verbosity import Verbosity, is_verbose, tell, use_verbosity
 
 DESCRIPTION = """\
+usage: dape COMMAND [OPTIONS]
+
 DAPE: positional encodings for transformers that adapt to the data.
 
-New here? Start with:
-  dape compare                   train encodings short, test them long: table and figure
-  dape list                      which encodings there are, and what they compute
-  dape list kerple               only those with "kerple" in their name
-  dape bench attention --quick   how fast attention is on this machine
-  dape COMMAND --help            everything a command can do
-  dape --version                 print the version
+New here?
+  dape compare           train encodings on short texts, test them on long ones
+  dape list kerple       which encodings there are, and what they compute
+  dape help compare      everything a command can do
 
 In Python, a name from the list becomes a module:
   pe = dape.build("dape-kerple", num_heads=12, head_dim=64, train_length=512)"""
+VERBOSITY: dict[str, Verbosity] = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,29 +76,34 @@ def answered(work: Callable[[], int]) -> int:
 
 def _fail(error: BaseException, code: int, message: str | None = None) -> int:
     """One line for the user; the traceback is for us, on request."""
-    if os.environ.get("DAPE_DEBUG") == "1":
+    if os.environ.get("DAPE_DEBUG") == "1" or is_verbose():
         raise error
     told = with_flags(message or str(error).strip() or type(error).__name__, [c.config for c in COMMANDS])
     print(f"dape: {told}", file=sys.stderr)
     if code == 1:
-        print("(DAPE_DEBUG=1 shows where)", file=sys.stderr)
+        print("(--verbose shows where)", file=sys.stderr)
     return code
 
 
 def _dispatch(argv: list[str]) -> int:
-    if argv == ["--version"]:
+    for word in VERBOSITY.keys() & set(argv):
+        use_verbosity(VERBOSITY[word])
+    argv = [word for word in argv if word not in VERBOSITY]
+    if argv in (["--version"], ["-V"], ["version"]):
         print(f"dape {__version__}")
         return 0
     _refuse_empty(argv)
+    argv = _with_default(argv)
     words = list(takewhile(lambda word: not word.startswith("-"), argv))
+    if argv[:1] == ["help"] or {"-h", "--help"} & set(argv):
+        return _help(words[1:] if argv[:1] == ["help"] else words)
     if words == argv and _begins_a_command(words):
-        with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(SystemExit):
-            _parse([*argv, "--help"])
+        with contextlib.redirect_stdout(sys.stderr):
+            _help(words)
         return 2
     try:
-        with contextlib.redirect_stdout(_FlagsInHelp(sys.stdout, words)):
-            config = _parse(_expanded(argv))
-    except SystemExit as stop:  # tyro has printed help or an error
+        config = _parse(_expanded(argv))
+    except SystemExit as stop:  # tyro has printed an error, or a script for a shell
         suggestion = _suggest(words) if stop.code else None
         if suggestion:
             print(f"Did you mean `dape {suggestion}`?", file=sys.stderr)
@@ -104,22 +111,36 @@ def _dispatch(argv: list[str]) -> int:
     check_limits(config)
     kernels_mode()  # a mistake in the environment shows here, and not in a child process after hours
     command = next(c for c in COMMANDS if c.config is type(config))
-    return command.run(config)
+    begin = time.monotonic()
+    try:
+        return command.run(config)
+    finally:
+        if is_verbose():
+            tell(f"dape {__version__}: {command.name} took {time.monotonic() - begin:.1f} s")
 
 
-class _FlagsInHelp:
-    """Standard output while help is printed. Settings of the library name each other in backticks: flags here, which
-    are as wide, so that tables stay tables."""
+def _with_default(argv: list[str]) -> list[str]:
+    """`dape runs` lists them, as `dape runs DIR` does."""
+    known = [command.words[1] for command in COMMANDS if command.words[0] == "runs"]
+    if argv[:1] == ["runs"] and argv[1:2] not in ([each] for each in [*known, "-h", "--help"]):
+        return ["runs", "list", *argv[1:]]
+    return argv
 
-    def __init__(self, stream: TextIO, words: list[str]) -> None:
-        self._stream = stream
-        self._configs = [c.config for c in COMMANDS if words[: len(c.words)] == c.words]
 
-    def write(self, text: str) -> int:
-        return self._stream.write(with_flags(text, self._configs, positional=False))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+def _help(words: list[str]) -> int:
+    """Of a command, of a group, or of dape."""
+    for command in COMMANDS:
+        if words[: len(command.words)] == command.words:
+            print(command_help(command))
+            return 0
+    if words[:1] and words[0] in GROUPS:
+        print(group_help(words[0], GROUPS[words[0]], COMMANDS))
+    elif words:
+        hint = f" Did you mean `dape help {near}`?" if (near := _suggest(words)) else ""
+        raise UsageError(f"there is no command {' '.join(words)!r}.{hint} `dape help` lists them all.")
+    else:
+        print(overview(DESCRIPTION, COMMANDS, GROUPS))
+    return 0
 
 
 def _refuse_empty(argv: list[str]) -> None:
@@ -139,17 +160,15 @@ def _parse(argv: list[str]) -> object:
         if group and group[0] not in groups:
             groups[group[0]] = app.command(SubcommandApp(), name=group[0], help=GROUPS[group[0]])
         parent = groups[group[0]] if group else app
-        # In its own help a command says everything, where commands are listed one line; tyro has one text for both.
-        asked_for = argv[: len(command.words)] == command.words
-        parent.command(name=name, help=command.help if asked_for else command.summary)(command.config)
-    return app.cli(prog="dape", description=DESCRIPTION, args=argv)
+        parent.command(name=name, help=command.summary)(command.config)
+    return app.cli(prog="dape", args=argv)
 
 
 def _expanded(argv: list[str]) -> list[str]:
-    """With the flags that presets and settings files stand for, unless help is asked for."""
+    """With the flags that presets and settings files stand for."""
     for command in COMMANDS:
         count = len(command.words)
-        if command.expand is not None and argv[:count] == command.words and not {"-h", "--help"} & set(argv):
+        if command.expand is not None and argv[:count] == command.words:
             return [*command.words, *command.expand(argv[count:])]
     return argv
 

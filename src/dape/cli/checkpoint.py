@@ -24,12 +24,14 @@ class MergeCheckpoint:
 
 
 def run(config: MergeCheckpoint) -> int:
-    from dape.training.checkpoint import find, merge
+    from dape.training.description import find
     from dape.training.run import run_folder
 
     found = find(config.run)
     out = run_folder(found) / "merged" / found.name if config.out is None else config.out
     check_writable_folder(out, "`out`")
     out.parent.mkdir(parents=True, exist_ok=True)
+    from dape.training.checkpoint import merge
+
     print(f"merged {found} into {merge(found, out)}")
     return 0

@@ -7,7 +7,6 @@ raise :class:`dape.errors.UsageError` for invalid ones.
 """
 
 import inspect
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from dape.cli import (
     checkpoint,
     compare,
     doctor,
+    draw,
     evaluate,
     evidence,
     export,
@@ -38,6 +38,7 @@ from dape.cli import (
     probe,
     report,
     reproduce,
+    runs,
     study,
     train,
     verify,
@@ -55,7 +56,7 @@ class Command:
     config: type
     run: Callable[[Any], int]
     examples: Mapping[str, str]
-    """Arguments, and what they do."""
+    """Arguments, and what they do; the first three stand at the top of the help."""
     expand: Callable[[list[str]], list[str]] | None = None
     """Puts the flags of presets and settings files in front of those typed."""
 
@@ -67,18 +68,11 @@ class Command:
     def summary(self) -> str:
         return (inspect.getdoc(self.config) or "").partition("\n")[0]
 
-    @property
-    def help(self) -> str:
-        paragraphs = (inspect.getdoc(self.config) or "").split("\n\n")[1:]
-        # Indented: lines that begin with a letter tyro would join, and leave to the terminal to break anywhere.
-        indented = [textwrap.fill(p, 80, initial_indent="  ", subsequent_indent="  ") for p in paragraphs]
-        examples = [f"  dape {self.name} {args}\n      {what}" for args, what in self.examples.items()]
-        return "\n".join([self.summary, *indented, "", "Examples:", *examples])
-
 
 GROUPS = {
-    "bench": "Measure speed and memory on this machine.",
+    "bench": "Measure speed and memory on this machine:",
     "checkpoint": "Checkpoints of runs as files.",
+    "runs": "Runs that are there:",
     "study": "Experiments of our own.",
 }
 
@@ -92,6 +86,16 @@ COMMANDS = [
             "kerple": "names that contain kerple, dape-v2-kerple too",
             "bias": "encodings that enter through the hook called bias",
             "--all --json": "everything, for another program",
+        },
+    ),
+    Command(
+        "draw",
+        draw.Draw,
+        draw.run,
+        examples={
+            "alibi kerple dape-kerple": "three encodings side by side, into encodings.png",
+            "rope yarn randomized-rope --length 512 --out rotations.svg": "rotations, farther out",
+            "dape-fire --options hidden=16 --seed 3 --out fire.png": "another f, other first weights",
         },
     ),
     Command(
@@ -208,6 +212,40 @@ COMMANDS = [
         },
     ),
     Command(
+        "runs list",
+        runs.ListRuns,
+        runs.list_runs,
+        examples={
+            "": "everything below ./runs",
+            "runs/compare": "the runs of one comparison",
+            "--json": "for another program",
+        },
+    ),
+    Command(
+        "runs show",
+        runs.ShowRun,
+        runs.show_run,
+        examples={"runs/dape-kerple-64-seed0": "settings, curves of loss and perplexity, sizes"},
+    ),
+    Command(
+        "runs compare",
+        runs.CompareRuns,
+        runs.compare_runs,
+        examples={
+            "runs/compare/runs/alibi-seed0 runs/compare/runs/dape-alibi-seed0": "what differs, and what came out"
+        },
+    ),
+    Command(
+        "runs clean",
+        runs.CleanRuns,
+        runs.clean_runs,
+        examples={
+            "": "older checkpoints of everything below ./runs, after asking",
+            "runs/compare --weights --yes": "also the models of a comparison whose results are there",
+            "--dry-run": "what would go",
+        },
+    ),
+    Command(
         "visualize",
         visualize.Visualize,
         visualize.run,
@@ -306,6 +344,7 @@ COMMANDS = [
         report.run,
         examples={
             "runs/compare": "one comparison, into runs/compare/report.html",
+            "runs/compare --live": "in the browser while `dape compare` still works",
             "results --out report.html": "all results of a folder in one page",
         },
     ),

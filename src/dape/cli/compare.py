@@ -34,8 +34,8 @@ class Compare:
     """Lengths to evaluate at; by default the training length and its doublings up to 32 times."""
     last_k: int | None = None
     """Scored tokens per window; by default 256, or the shortest length if that is less."""
-    windows: int = 96
-    """Evaluation windows, the same at every length."""
+    windows: int | None = None
+    """Evaluation windows, the same at every length; by default 160, or as many as the comparison in --out has."""
     mode: Mode = "packed"
     """packed: windows may run across documents, as in the paper. same_document: each lies within one document."""
     reach: int | None = None

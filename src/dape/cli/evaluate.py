@@ -1,6 +1,5 @@
 """``dape eval``: perplexity of a checkpoint against length. Imports torch only when it runs."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ import tyro
 from dape.actions.evaluate import evaluate
 from dape.cli.console import open_console
 from dape.evaluation.config import Mode, Protocol
+from dape.results.numbers import count
 
 if TYPE_CHECKING:
     from dape.results.records import Row
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 class Evaluate:
     """Perplexity of a trained model at any lengths, on held-out text.
 
-    By default the last 256 tokens of windows that end at the same tokens for every length. Prints a table; --json
-    appends one row per length to a file.
+    By default the training length and its doublings up to 32 times, and the last tokens of windows that end at the same
+    place for every length. Prints a table; --json appends one row per length to a file.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
     """A run's folder (its newest checkpoint), or one checkpoint."""
-    lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
-    """Tokens of context to evaluate at."""
-    last_k: int = 256
-    """Scored tokens per window."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of context to evaluate at; by default the training length and its doublings up to 32 times, as far as the
+    text and the encoding allow."""
+    last_k: int | None = None
+    """Scored tokens per window; by default 256, or the shortest length if that is less."""
     windows: int = 256
     """Windows, the same number at every length."""
     protocol: Protocol = "last_k"
@@ -56,7 +57,6 @@ def run(config: Evaluate) -> int:
         evaluate(config.checkpoint, **{name: getattr(config, name) for name in same}, found=rows.extend)
     finally:  # what was measured before an interruption too
         if rows:
-            print(file=sys.stderr)
             _print(rows, config)
     return 0
 
@@ -66,8 +66,8 @@ def _print(rows: "list[Row]", config: Evaluate) -> None:
 
     first = rows[0]
     print(
-        f"{first.method}, step {first.step}: {config.protocol}, {config.mode}, reach {first.reach}, "
-        f"data {first.data_hash[:12]}"
+        f"{first.method}, step {first.step}: {config.protocol}{f' {first.k}' if first.k else ''}, {config.mode}, "
+        f"reach {first.reach}, data {first.data_hash[:12]}"
     )
     table = Table(box=None, pad_edge=False)
     by_position = config.protocol == "per_position"
@@ -79,6 +79,6 @@ def _print(rows: "list[Row]", config: Evaluate) -> None:
         table.add_row(str(row.length), *bucket, f"{row.value:.4f}", str(row.scored_tokens), str(row.windows))
     open_console().print(table)
     if config.protocol != "nonoverlap" and (first.windows or 0) < config.windows:
-        print(f"the held-out text has room for {first.windows} windows only, not {config.windows}")
+        print(f"the held-out text has room for {count(first.windows or 0, 'window')} only, not {config.windows}")
     if config.json is not None:
-        print(f"appended {len(rows)} rows to {config.json}")
+        print(f"appended {count(len(rows), 'row')} to {config.json}")

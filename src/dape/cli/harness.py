@@ -11,6 +11,8 @@ import tyro
 from dape.actions.harness import RESULTS, ROWS, HarnessOptions, harness
 from dape.cli.console import open_console
 from dape.cli.offline import use_offline
+from dape.fitting import fitted
+from dape.results.numbers import count
 
 if TYPE_CHECKING:
     from dape.results.records import Row
@@ -37,14 +39,14 @@ def run(config: Harness) -> int:
     _print(rows)
     _tell_windows(config, rows)
     if config.out is not None:
-        print(f"appended {len(rows)} rows to {config.out / ROWS}, lm-eval's own results are in {config.out / RESULTS}")
+        print(f"appended {count(len(rows), 'row')} to {config.out / ROWS}; lm-eval's own are in {config.out / RESULTS}")
     return 0
 
 
 def _tell_windows(config: Harness, rows: "list[Row]") -> None:
     for name, found in {row.extra["task"]: row.windows for row in rows if row.windows is not None}.items():
         if found < min(config.windows, config.limit or config.windows):
-            print(f"{name}: the held-out text has room for {found} windows only, not {config.windows}")
+            print(f"{name}: the held-out text has room for {count(found, 'window')} only, not {config.windows}")
 
 
 def _print(rows: "list[Row]") -> None:
@@ -66,7 +68,8 @@ def _print(rows: "list[Row]") -> None:
             str(row.extra["items"]),
             str(row.scored_tokens),
         )
-    open_console().print(table)
+    console = open_console()
+    console.print(*fitted(table, console.width, keys=2), sep="\n")
     for (task, length), cut in {(r.extra["task"], r.length): r.extra.get("cut", 0) for r in rows}.items():
         if cut:
-            print(f"{task}: {cut} texts were longer than {length} tokens and lost their beginning", file=sys.stderr)
+            print(f"{task}: {count(cut, 'text')} longer than {length} tokens: the beginning was lost", file=sys.stderr)

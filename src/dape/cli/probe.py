@@ -16,6 +16,7 @@ from dape.cli.console import open_console
 from dape.cli.show import show
 from dape.errors import UsageError
 from dape.experiments.executors import Where
+from dape.results.numbers import count
 from dape.tasks.abilities.config import AbilityConfig
 from dape.tasks.recall.config import DEPTHS, RecallConfig, Task, doublings, given
 
@@ -131,11 +132,12 @@ def _show(rows: "list[Row]", options: QuestionOptions) -> None:
         of_task = [row for row in rows if row.protocol == task]
         if not of_task:
             continue
-        open_console().print(text_table(of_task))
+        console = open_console()
+        console.print(text_table(of_task, width=console.width))
         if options.figure is not None:
             print(f"wrote {' and '.join(map(str, draw(of_task, options, task)))}")
     if options.json is not None and rows:
-        print(f"appended {len(rows)} rows to {options.json}")
+        print(f"appended {count(len(rows), 'row')} to {options.json}")
 
 
 def _train(config: Probe) -> int:

@@ -42,7 +42,7 @@ def list_experiments() -> int:
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("id", "in the paper", "what is varied", "runs", "paper's corpus"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=name in ("id", "runs"))
     for e in EXPERIMENTS.values():
         table.add_row(e.id, e.where, e.title, str(e.runs), e.data)
     open_console().print(table)

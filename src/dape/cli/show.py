@@ -1,10 +1,21 @@
 """What a command shows of what it has found."""
 
 import sys
+import textwrap
 
 from dape.actions.found import Found
 from dape.cli.console import open_console
 from dape.cli.fields import with_flags
+
+
+def wrapped(markdown: str, width: int) -> str:
+    """Paragraphs and points within so many columns; what belongs to a point stands below its first word."""
+    lines = []
+    for line in markdown.split("\n"):
+        indent = "  " if line.startswith("- ") else ""
+        filled = textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        lines.append(filled)
+    return "\n".join(lines)
 
 
 def show(found: Found) -> int:
@@ -20,7 +31,7 @@ def show(found: Found) -> int:
     console = open_console()
     console.print(*(found.terminal(console.width) or [Text(found.table())]), sep="\n")
     if words := found.summary().strip():
-        print(f"\n{words}\n")
+        print(f"\n{wrapped(words, console.width)}\n")
     if found.files:
         print(f"wrote {', '.join(found.files)} in {found.out}")
     return 1 if found.failures else 0

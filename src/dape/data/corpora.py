@@ -44,6 +44,12 @@ def open_data(
         raise UsageError(str(error) if spec in str(error) else f"{spec}: {error}") from error
 
 
+def check_data(data: "str | Path | Corpus") -> None:
+    """Refuse at once what is not there; nothing is read."""
+    if not isinstance(data, Corpus) and not is_prepared(Path(data)):
+        expand(str(data))
+
+
 def as_corpus(data: "str | Path | Corpus", *, out: Path | None = None, tokenizer: str = "bytes") -> Corpus:
     """What somebody gave as data: a corpus that is open already, or what :func:`open_data` takes."""
     return data if isinstance(data, Corpus) else open_data(str(data), out=out, tokenizer=tokenizer)

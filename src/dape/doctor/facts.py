@@ -8,7 +8,7 @@ import torch
 
 from dape._version import __version__
 from dape.doctor.section import Line, Section, section
-from dape.extras import EXTRAS
+from dape.extras import EXTRAS, install_command
 from dape.files import cache_folder
 from dape.machine import available_bytes, in_words, usable_cores
 from dape.ops.attention.check import why_off
@@ -17,6 +17,7 @@ from dape.ops.attention.fused.available import why_not_compiled
 from dape.ops.native import TEXT, find_compiler
 from dape.ops.switch import MEANINGS, SWITCH, kernels_mode
 from dape.provenance import machine
+from dape.results.numbers import count
 
 LIBRARIES = ("numpy", "safetensors", "jaxtyping", "tyro", "rich", "matplotlib", "scipy")
 """That this package needs; those of extras have a section of their own."""
@@ -82,14 +83,15 @@ def _cache() -> str:
     except RuntimeError as error:  # there is no home
         return f"none: {error}"
     libraries, checked = (len(list(folder.glob(pattern))) for pattern in ("kernels/*.so", "verified/*.json"))
-    return f"{folder}: {libraries} compiled libraries, {checked} files of checked GPUs (DAPE_CACHE chooses the folder)"
+    found = f"{count(libraries, 'compiled kernel')}, {count(checked, 'file')} of checked GPUs"
+    return f"{folder}: {found} (DAPE_CACHE chooses the folder)"
 
 
 def extras() -> Section:
     lines = []
     for extra in EXTRAS.values():
         missing = extra.missing()
-        state = f"missing {', '.join(missing)}: pip install 'dape[{extra.name}]'" if missing else "installed"
+        state = f"missing {', '.join(missing)}: {install_command(extra.name)}" if missing else "installed"
         lines.append((extra.name, f"{extra.purpose}. {state}"))
     return section("Extras", lines)
 

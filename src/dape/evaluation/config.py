@@ -1,13 +1,17 @@
 """How perplexity is measured. No torch here: the command line reads it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from dape.errors import UsageError
+from dape.tasks.recall.config import doublings
 
 Protocol = Literal["last_k", "full", "nonoverlap", "per_position"]
 Mode = Literal["packed", "same_document"]
 
+ENOUGH_WINDOWS = 160
+"""Fewer make a comparison uncertain by the choice of text."""
 EARLY, LATE = range(8, 13), range(98, 103)
 """Positions around token 10 and token 100, between which the in-context gain is taken."""
 
@@ -49,3 +53,9 @@ class EvalConfig:
             )
         if self.protocol == "nonoverlap" and self.mode == "same_document":
             raise UsageError("`protocol` nonoverlap cuts the whole text; it has no `mode` same_document")
+
+
+def evaluation_of(train_length: int, lengths: Sequence[int], *, last_k: int | None, **more: Any) -> EvalConfig:
+    """Doublings of the training length and their shortest for ``last_k``, where nothing else is said."""
+    chosen = tuple(sorted(set(lengths))) or doublings(train_length)
+    return EvalConfig(lengths=chosen, last_k=last_k if last_k is not None else max(1, min(256, *chosen)), **more)

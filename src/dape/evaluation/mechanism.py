@@ -9,6 +9,7 @@ gains     which tokens one model predicts better than another: tokens that repea
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -128,27 +129,44 @@ class Dissected:
         return mean_interval((getattr(self, name) - self.usual).mean(axis=1))
 
 
-def dissect(model: DecoderLM, windows: Int[np.ndarray, "n t"], scored: int) -> Dissected:
-    """``windows`` hold length + 1 tokens each; the last ``scored`` of each are scored."""
+PASSES = ("usual", "swapped", "frozen")
+
+
+def dissect(
+    model: DecoderLM,
+    windows: Int[np.ndarray, "n t"],
+    scored: int,
+    *,
+    watch: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> Dissected:
+    """``windows`` hold length + 1 tokens each; the last ``scored`` of each are scored. ``watch`` hears which of
+    :data:`PASSES` has done how many of how many windows."""
     encodings = [pe for pe in model.encodings if isinstance(pe, DapeWrapper)]
     if not encodings or len(encodings) < len(model.encodings):
         raise ValueError(f"{model.config.encoding} has no f; models with dape-X can be taken apart")
     if len(windows) < 2:
         raise ValueError(f"swapping needs at least 2 windows, got {len(windows)}")
     layers = tuple(ByLag(pe) for pe in encodings)
-    usual = _nll(model, windows, scored, [layer.record for layer in layers])
-    swap = _nll(model, windows, scored, [swapped] * len(layers))
-    freeze = _nll(model, windows, scored, [layer.frozen for layer in layers])
+    sources = ([layer.record for layer in layers], [swapped] * len(layers), [layer.frozen for layer in layers])
+    usual, swap, freeze = (
+        _nll(model, windows, scored, each, partial(watch, what)) for what, each in zip(PASSES, sources, strict=True)
+    )
     return Dissected(windows.shape[1] - 1, usual, swap, freeze, layers)
 
 
-def _nll(model: DecoderLM, windows: np.ndarray, scored: int, sources: Sequence[Source]) -> np.ndarray:
+def _nll(
+    model: DecoderLM, windows: np.ndarray, scored: int, sources: Sequence[Source], watch: Callable[[int, int], None]
+) -> np.ndarray:
     dapes = [pe for pe in model.encodings if isinstance(pe, DapeWrapper)]
     fed = _Model(model, [Fed(pe, source) for pe, source in zip(dapes, sources, strict=True)])
     device = model.embedding.weight.device
     # No batch of one: it would be swapped with itself.
     parts = np.array_split(windows, max(1, len(windows) // BATCH))
-    return np.concatenate([window_nll(fed, torch.from_numpy(part).to(device), scored).cpu().numpy() for part in parts])
+    found: list[np.ndarray] = []
+    for part in parts:
+        found.append(window_nll(fed, torch.from_numpy(part).to(device), scored).cpu().numpy())
+        watch(sum(map(len, found)), len(windows))
+    return np.concatenate(found)
 
 
 class _Model:

@@ -1,5 +1,7 @@
-"""A checkpoint, and the text on which it is measured."""
+"""A checkpoint, and the text on which it is measured. Torch is imported when a model is loaded, and not before: a wrong
+path is refused at once."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,40 +9,81 @@ from dape.data.corpora import open_data
 from dape.data.sources import digest, expand
 from dape.data.store import Corpus, is_prepared
 from dape.errors import UsageError
-from dape.evaluation.perplexity import Subject
 from dape.files import cache_folder
+from dape.models.config import DecoderConfig
 from dape.provenance import provenance
+from dape.reading import reading
+from dape.training.description import DESCRIPTION, Description, describe, find
 from dape.training.run import CONFIG, RunConfig, run_folder
 
 if TYPE_CHECKING:
-    from dape.training.checkpoint import Description
+    import torch
+
+    from dape.evaluation.perplexity import Subject
+    from dape.models.decoder import DecoderLM
 
 
-def open_corpus(given: "str | Path | Corpus | None", where: Path, description: "Description") -> Corpus:
-    """The data asked for, or that of training; its tokenizer must be the model's."""
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint of a language model."""
 
-    run = run_folder(where)
-    if isinstance(given, Corpus):
-        corpus = given
-    elif given is not None:
-        corpus = _open_given(str(given), where, description)
-    elif (run / CONFIG).is_file():
-        corpus = open_data(RunConfig.read(run).data, out=run / "data")
-    else:
-        raise UsageError(f"{where} does not say where its data is; name it with `data`")
-    if corpus.tokenizer.fingerprint != description.data["tokenizer_fingerprint"]:
-        raise UsageError(
-            f"{corpus.folder} was prepared with the tokenizer {corpus.tokenizer.name}, the model in {where} was "
-            f"trained with {description.data['tokenizer']} ({description.data['tokenizer_fingerprint'][:12]}); "
-            f"prepare the text with the model's: dape prepare ... --tokenizer {where}/tokenizer.json"
+    where: Path
+    description: Description
+
+    @property
+    def settings(self) -> DecoderConfig:
+        return self.description.model
+
+    def model(self, device: "torch.device") -> "DecoderLM":
+        from dape.training.checkpoint import load_model
+
+        return load_model(self.where, self.description, device).eval()
+
+    def subject(self, corpus: Corpus) -> "Subject":
+        """As rows name it."""
+        from dape.evaluation.perplexity import Subject
+
+        return Subject(
+            run=run_folder(self.where).name,
+            method=self.settings.encoding,
+            seed=self.description.train.seed,
+            train_length=self.settings.train_length,
+            step=self.description.step,
+            data_hash=corpus.hash,
+            tokenizer=corpus.tokenizer.name,
+            extra=provenance(),
         )
-    return corpus
+
+    def corpus(self, given: "str | Path | Corpus | None") -> Corpus:
+        """The data asked for, or that of training; its tokenizer must be the model's."""
+        where, own = self.where, self.description.data
+        run = run_folder(where)
+        if isinstance(given, Corpus):
+            corpus = given
+        elif given is not None:
+            tokenizer = "bytes" if own["tokenizer"] == "bytes" else str(where / "tokenizer.json")
+            corpus = open_text(str(given), tokenizer, own["tokenizer_fingerprint"])
+        elif (run / CONFIG).is_file():
+            corpus = open_data(RunConfig.read(run).data, out=run / "data")
+        else:
+            raise UsageError(f"{where} does not say where its data is; name it with `data`")
+        if corpus.tokenizer.fingerprint != own["tokenizer_fingerprint"]:
+            raise UsageError(
+                f"{corpus.folder} was prepared with the tokenizer {corpus.tokenizer.name}, the model in {where} was "
+                f"trained with {own['tokenizer']} ({own['tokenizer_fingerprint'][:12]}); "
+                f"prepare the text with the model's: dape prepare ... --tokenizer {where}/tokenizer.json"
+            )
+        return corpus
 
 
-def _open_given(spec: str, where: Path, description: "Description") -> Corpus:
-    bytes_alone = description.data["tokenizer"] == "bytes"
-    tokenizer = "bytes" if bytes_alone else str(where / "tokenizer.json")
-    return open_text(spec, tokenizer, description.data["tokenizer_fingerprint"])
+def open_checkpoint(path: Path) -> Opened:
+    """The newest checkpoint of a run, or the one that ``path`` is."""
+    where = find(path)
+    description = describe(where)
+    with reading(where / DESCRIPTION, "cannot be loaded"):
+        if not isinstance(description.model, DecoderConfig):
+            raise ValueError("it is not of a language model")
+    return Opened(where, description)
 
 
 def open_text(spec: str, tokenizer: str, fingerprint: str) -> Corpus:
@@ -51,17 +94,3 @@ def open_text(spec: str, tokenizer: str, fingerprint: str) -> Corpus:
     key = f"{digest(expand(spec).items)[:12]}-{fingerprint[:12]}"
     # The folder is ours and not the user's: who comes second cannot choose another, and waits.
     return open_data(spec, out=cache_folder() / f"text-{key}", tokenizer=tokenizer, wait=True)
-
-
-def subject_of(where: Path, description: "Description", corpus: Corpus) -> Subject:
-
-    return Subject(
-        run=run_folder(where).name,
-        method=description.model.encoding,
-        seed=description.train.seed,
-        train_length=description.model.train_length,
-        step=description.step,
-        data_hash=corpus.hash,
-        tokenizer=corpus.tokenizer.name,
-        extra=provenance(),
-    )

@@ -6,13 +6,16 @@ OUT/che.yaml                          the settings all runs share
     table.md, scores.png, scores.svg, lengths.png, lengths.svg
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dape.errors import UsageError
 from dape.experiments.grid import Effort, Experiment, in_short, united
 from dape.experiments.job import Job, Stop, Test
+from dape.results.numbers import count
 from dape.results.records import Row
 from dape.tasks.chomsky.config import PAPER_RATES, CheConfig, Subject, reductions
 
@@ -20,6 +23,23 @@ if TYPE_CHECKING:
     from dape.training.chomsky import ChomskyTrainer
 
 SETTINGS = "che.yaml"
+START_SECONDS = 4.0
+"""Until a child process has loaded torch and built its model."""
+SIDE_BY_SIDE = 0.8
+"""Runs side by side share memory and caches: each is slower than the one that was timed."""
+
+
+def least_minutes(runs: int, jobs: int) -> float:
+    """To start so many processes, so many at a time."""
+    return START_SECONDS * runs / (60 * min(jobs, runs))
+
+
+def too_little(budget: float, runs: int, minutes: float, why: str) -> UsageError:
+    needed = count(math.ceil(2 * minutes) / 2, "minute")
+    return UsageError(
+        f"`budget` {budget:g}: {count(runs, 'run')} would take at least {needed} on this machine {why}; "
+        "name fewer `tasks`, `methods` or `seeds`, or allow more time"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

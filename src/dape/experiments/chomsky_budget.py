@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from dape.errors import UsageError
 from dape.evaluation.chomsky import GROUP
+from dape.experiments.chomsky import SIDE_BY_SIDE, START_SECONDS, too_little
 from dape.models.encoder import Encoder
 from dape.tasks.base import Batch, Loss
 from dape.tasks.chomsky.base import Task
@@ -20,10 +20,6 @@ from dape.training.chomsky import train_config
 from dape.training.optim import make_optimizer
 from dape.training.update import Updater
 
-START_SECONDS = 4.0
-"""Until a child process has loaded torch and built its model."""
-SIDE_BY_SIDE = 0.8
-"""Runs side by side share memory and caches: each is slower than the one that was timed."""
 TEST_SHARE = 0.3
 FEWEST_STEPS = 20
 FAMILIAR_STRIDE = 3
@@ -101,23 +97,28 @@ def _test_seconds(model: Encoder, tokens: int, batch: int) -> float:
 
 
 def planned(
-    minutes: float, config: CheConfig, speeds: dict[str, Speed], *, tasks: Sequence[str], repeats: int, jobs: int
+    budget: float,
+    config: CheConfig,
+    speeds: dict[str, Speed],
+    *,
+    tasks: Sequence[str],
+    repeats: int,
+    jobs: int,
+    spent: float = 0.0,
 ) -> CheConfig:
-    """With as many steps as fit when ``repeats`` runs of every task and method share ``jobs`` processes."""
+    """With as many steps as fit into ``budget`` minutes, ``spent`` of which are gone, when ``repeats`` runs of every
+    task and method share ``jobs`` processes."""
     pairs = [(speeds[method], load(task, config.compat)) for task in tasks for method in speeds]
     runs = repeats * len(pairs)
     jobs = min(jobs, runs)
-    seconds = 60 * minutes * jobs * (SIDE_BY_SIDE if jobs > 1 else 0.9) - START_SECONDS * runs
+    seconds = 60 * (budget - spent) * jobs * (SIDE_BY_SIDE if jobs > 1 else 0.9) - START_SECONDS * runs
     config = _with_tests(config, pairs, repeats, TEST_SHARE * seconds)
     testing = repeats * config.samples * sum(speed.testing(config, task, config.lengths) for speed, task in pairs)
     per_step = repeats * sum(speed.step(config, task) for speed, task in pairs)
     steps = int((seconds - testing) / per_step)
     if steps < FEWEST_STEPS:
-        needed = (testing + FEWEST_STEPS * per_step + START_SECONDS * runs) / (60 * jobs * SIDE_BY_SIDE)
-        raise UsageError(
-            f"`budget` {minutes:g}: {runs} runs need at least {_round_up(needed):g} minutes on this machine to take "
-            f"{FEWEST_STEPS} steps each; name fewer `tasks`, `methods` or `seeds`, or allow more time"
-        )
+        needed = spent + (testing + FEWEST_STEPS * per_step + START_SECONDS * runs) / (60 * jobs * SIDE_BY_SIDE)
+        raise too_little(budget, runs, needed, f"to take {FEWEST_STEPS} steps each")
     return replace(config, steps=min(_two_digits(steps), config.steps))
 
 
@@ -146,7 +147,3 @@ def evenly(lengths: Sequence[int], count: int) -> tuple[int, ...]:
 def _two_digits(steps: int) -> int:
     unit = 10 ** max(0, len(str(steps)) - 2)
     return steps // unit * unit
-
-
-def _round_up(minutes: float) -> float:
-    return float(np.ceil(minutes * 2) / 2)

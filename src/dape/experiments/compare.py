@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dape.evaluation.config import EvalConfig
+from dape.evaluation.config import ENOUGH_WINDOWS, EvalConfig
 from dape.experiments.grid import Effort, Experiment, changes, relative_data, saved_settings, united
 from dape.experiments.language import LanguageModelJob, language_effort, language_settings
 from dape.models.config import DecoderConfig
+from dape.results.numbers import count
 from dape.training.config import TrainConfig
 from dape.training.run import FREE_TO_CHANGE, RunConfig
 
@@ -83,7 +84,7 @@ class Comparison(MethodsAndSeeds):
             f"train: {train.steps} steps of {train.batch} x {model.train_length} tokens of {self.data_name} "
             f"({self.data_hash[:12]}), {model.layers} layers, width {model.width}, {model.heads} heads",
             f"test: the last {evaluation.last_k} of {', '.join(map(str, evaluation.lengths))} tokens, "
-            f"{evaluation.windows} windows, {evaluation.mode}, reach {evaluation.reach}",
+            f"{count(evaluation.windows, 'window')}, {evaluation.mode}, reach {evaluation.reach}",
         ]
 
     # Settings --------------------------------------------------------------------------------------------------------
@@ -112,6 +113,12 @@ class Comparison(MethodsAndSeeds):
             old, new = (model_for(method, model).encoding_options for model in (options, self.model))
             changed += [(f"{method}.{name}", *values) for name, *values in changes("options", old, new)]
         return changed
+
+
+def windows_in(out: Path) -> int:
+    """As many as the comparison in this folder was begun with; in a new one, enough."""
+    known = saved_settings(out, SETTINGS).get("shared", {}).get("evaluation")
+    return known.get("windows", ENOUGH_WINDOWS) if isinstance(known, dict) else ENOUGH_WINDOWS
 
 
 def evaluation_in(out: Path, evaluation: EvalConfig) -> EvalConfig:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dape.positional.names import parse
 from dape.results.records import Row, read_rows
-from dape.training.checkpoint import Description
+from dape.training.description import Description
 from dape.training.run import read_metrics
 
 ROWS = "rows.jsonl"

@@ -31,9 +31,9 @@ from dape.machine import available_bytes
 from dape.models.decoder import DecoderLM
 from dape.reading import Count, read_json, read_record, reading
 from dape.training import checkpoint as checkpoints
-from dape.training.checkpoint import Description
 from dape.training.config import TrainConfig
 from dape.training.cost import require_fits
+from dape.training.description import Description
 from dape.training.tensors import writing
 
 ORIGIN = "dape.json"

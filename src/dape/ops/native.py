@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dape.files import cache_folder, replacing, sha256, sha256_of
+from dape.verbosity import tell
 
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fopenmp"),
@@ -48,6 +49,7 @@ def find_compiler() -> str:
 
 def _compile(source: Path, compiler: str, folder: Path, name: str) -> Path:
     _sweep(folder)
+    tell("compiling the attention kernel for this processor, once, about 10 s")
     with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY) as temporary:
         object_file, made = Path(temporary) / "kernel.o", Path(temporary) / "kernel.so"
         _run([compiler, *FLAGS, "-c", str(source), "-o", str(object_file)], temporary)

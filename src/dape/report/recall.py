@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dape.experiments.recall import Recall
+from dape.fitting import fitted
+from dape.results.numbers import count
 from dape.results.records import Row
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 # Questions in text ---------------------------------------------------------------------------------------------------
 
 
-def text_table(rows: Sequence[Row]) -> "RenderableType":
+def text_table(rows: Sequence[Row], *, width: int) -> "RenderableType":
     """One task of one model, lengths by depths: accuracy per token and gain in nats; at the end means over depths."""
     from rich.console import Group
     from rich.table import Table
@@ -31,12 +33,13 @@ def text_table(rows: Sequence[Row]) -> "RenderableType":
         whole = [f"{100 * mean[metric]:.0f}%" for metric in ("exact", "first_token")]
         table.add_row(str(length), *cells, *whole, _cell(mean["accuracy"], mean["gain_nats"]))
     first = rows[0]
+    texts = count(first.windows or 0, "text")
     about = (
-        f"{first.protocol}: {first.method}, step {first.step}, trained at {first.train_length}; {first.windows} texts "
+        f"{first.protocol}: {first.method}, step {first.step}, trained at {first.train_length}; {texts} "
         f"per cell, {first.extra['filler']}\n"
         "accuracy per token of the answer, and the log-probability (nats) it gains when the text contains the answer"
     )
-    return Group(about, table)
+    return Group(about, *fitted(table, width))
 
 
 METRICS = ("exact", "accuracy", "first_token", "gain_nats")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dape.experiments.adapters.config import BASE
-from dape.results.numbers import p_text
+from dape.results.numbers import count, p_text
 from dape.results.records import Row
 from dape.results.statistics import Results, arrange, holm, paired_t
 
@@ -172,8 +172,9 @@ def _caption(rows: Sequence[Row], metric: str) -> str:
         if metric == "perplexity"
         else "values found by their keys"
     )
+    windows = count(first.windows or 0, "window")
     return (
-        f"{first.extra['data']}: {what}, {first.windows} windows; {seeds} models trained at {first.train_length} "
+        f"{first.extra['data']}: {what}, {windows}; {count(seeds, 'model')} trained at {first.train_length} "
         "tokens (dashed upright), mean and range. rope is the model itself; pi and yarn are not tuned, their scaling "
         "is chosen for each length."
     )

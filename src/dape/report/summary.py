@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
+from dape.evaluation.config import ENOUGH_WINDOWS
 from dape.positional.names import base_of
 from dape.results.numbers import as_text, p_text, percent, runs_of
 from dape.results.records import Row
@@ -22,7 +23,6 @@ from dape.results.statistics import (
 SIGNIFICANT = 0.05
 FLAT = 0.02
 """Within two percent perplexity is called flat."""
-ENOUGH_WINDOWS = 160
 FEW_SEEDS = 3
 
 

@@ -65,3 +65,9 @@ def runs_of(lengths: Sequence[int], among: Sequence[int]) -> str:
 
 def _range(group: Sequence[int]) -> str:
     return str(group[0]) if len(group) == 1 else f"{group[0]} {'to' if len(group) > 2 else 'and'} {group[-1]}"
+
+
+def count(number: float, what: str) -> str:
+    """1 run, 2 runs, 10,000 runs, 1.5 runs."""
+    ending = "" if number == 1 else "es" if what.endswith("ss") else "s"
+    return f"{number:,} {what}{ending}" if isinstance(number, int) else f"{number:g} {what}{ending}"

@@ -9,15 +9,13 @@ If only a part of the model is trained (an adapter), only that part is saved. Lo
 A run whose model is divided among processes writes a file for each of them instead (shards.py).
 """
 
-import dataclasses
 import json
-import re
 import shutil
 import sys
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,60 +27,27 @@ from dape.files import new_folder, sha256
 from dape.machine import available_bytes
 from dape.models.config import DecoderConfig
 from dape.models.decoder import DecoderLM
-from dape.reading import Count, FileName, Sha256, check_files, read_json, read_record, reading, sealed
-from dape.training.config import TrainConfig
+from dape.reading import reading, sealed
 from dape.training.cost import require_fits
+from dape.training.description import (
+    ADVICE,
+    DESCRIPTION,
+    FORMAT,
+    MODEL,
+    OPTIMIZER,
+    Description,
+    OtherFormatError,
+    checkpoints,
+    describe,
+)
 from dape.training.parallel import ALONE, Group
 from dape.training.run import changes
 from dape.training.saving import Saving
-from dape.training.shards import Snapshot, files_of, read_joined, shared_like
+from dape.training.shards import Snapshot, read_joined, shared_like
 from dape.training.tensors import write_tensors
 
-FORMAT = 1
-MODEL, OPTIMIZER, DESCRIPTION = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
-CHECKPOINTS = "checkpoints"
 NOT_IN_WEIGHTS = {"name", "tokenizer", "scale", "lengths", "samples", "depths", "test_pairs"}
 """Of what is noted about data: names, and how models are tested afterwards."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Description:
-    """What a checkpoint says about itself."""
-
-    step: int
-    """Optimizer steps that were taken."""
-    model: Any
-    """Configuration of the model: a :class:`DecoderConfig`, or any other dataclass or mapping, which is read back as a
-    mapping."""
-    train: TrainConfig
-    data: dict[str, Any]
-    """Identity of the task, such as name and hash of the corpus, name and fingerprint of its tokenizer."""
-    scaler: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """State of the loss scaler, with fp16."""
-    threads: int | None = None
-    """Of torch on the CPU, where they are known."""
-
-
-class _File(TypedDict):
-    """checkpoint.json. Since it has a checksum of its own, nothing in it is believed that was not written with it."""
-
-    format: int
-    step: Count
-    kind: NotRequired[str]
-    """What ``model`` describes; older versions knew decoders only."""
-    train: TrainConfig
-    data: dict[str, Any]
-    scaler: dict[str, Any]
-    threads: NotRequired[int | None]
-    sha256: dict[FileName, Sha256]
-
-
-class _DecoderFile(_File):
-    model: DecoderConfig
-
-
-class _OtherFile(_File):
-    model: dict[str, Any]
 
 
 # Writing -------------------------------------------------------------------------------------------------------------
@@ -153,7 +118,7 @@ def merge(checkpoint: Path, target: Path) -> Path:
         raise UsageError(f"`out` {target} exists already; choose another folder")
     with new_folder(target) as temporary:
         for file in (MODEL, OPTIMIZER):
-            write_tensors(read_joined(checkpoint, file, _ADVICE), temporary / file)
+            write_tensors(read_joined(checkpoint, file, ADVICE), temporary / file)
         for name in (tokenizers.FILE, tokenizers.INFO):
             if (checkpoint / name).exists():
                 shutil.copyfile(checkpoint / name, temporary / name)
@@ -203,69 +168,6 @@ def prune(folder: Path, keep: int) -> None:
 
 
 # Reading -------------------------------------------------------------------------------------------------------------
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints in ``folder``, oldest first."""
-    found = (p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", p.name) and p.is_dir())
-    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
-
-
-def find(path: Path) -> Path:
-    """The checkpoint that ``path`` means: itself, or the newest one of a run."""
-    if (path / DESCRIPTION).is_file():
-        return path
-    for folder in (path / CHECKPOINTS, path):
-        found = checkpoints(folder)
-        if found:
-            return found[-1]
-    if not path.exists():
-        raise UsageError(f"{path}: there is no such checkpoint or run")
-    raise UsageError(
-        f"{path}: holds no checkpoint; give the folder of a run of `dape train`, or one of its checkpoints"
-    )
-
-
-class OtherFormatError(ValueError):
-    """Not damaged, but of another version."""
-
-
-def describe(checkpoint: Path, *, verify: bool = True) -> Description:
-    """The checkpoint's own description, after a check that its files are those that were saved."""
-    path = checkpoint / DESCRIPTION
-    if not path.is_file():
-        raise ValueError(f"{path}: is missing. {_ADVICE}")
-    plain = read_json(path, _ADVICE)
-    if plain.get("format") != FORMAT:
-        raise OtherFormatError(
-            f"{path}: format {plain.get('format')}, while this version of dape reads format {FORMAT}"
-        )
-    is_decoder = plain.get("kind", "decoder") == "decoder"
-    given: Any = read_record(path, _DecoderFile if is_decoder else _OtherFile, _ADVICE)
-    _check_step(path, given["step"])
-    _check_complete(path, given["sha256"])
-    if verify:
-        check_files(checkpoint, given["sha256"], _ADVICE)
-    known: dict[str, Any] = {f.name: given[f.name] for f in dataclasses.fields(Description) if f.name in given}
-    return Description(**known)
-
-
-_ADVICE = "Remove this folder to go on from an older checkpoint, or copy it anew."
-
-
-def _check_step(path: Path, step: int) -> None:
-    """The folder may have been given another name; one of ours tells the step."""
-    name = path.resolve().parent.name
-    if re.fullmatch(r"step-\d{8,}", name) and int(name.removeprefix("step-")) != step:
-        raise ValueError(f"{path}: step: found {step}, expected that of its folder {name}. {_ADVICE}")
-
-
-def _check_complete(path: Path, noted: Collection[str]) -> None:
-    """No file is read whose checksum is not known."""
-    needed = {name for file in (MODEL, OPTIMIZER) for name in files_of(file, noted) or [file]}
-    needed |= {name for name in (tokenizers.FILE, tokenizers.INFO) if (path.parent / name).exists()}
-    if missing := sorted(needed - set(noted)):
-        raise ValueError(f"{path}: sha256: has no {', '.join(missing)}, which every checkpoint has. {_ADVICE}")
 
 
 def resume(
@@ -336,7 +238,7 @@ def load_model(checkpoint: Path, description: Description, device: torch.device)
 
 def restore_model(checkpoint: Path, model: nn.Module) -> None:
     """All of the model, or the part of it that is trained."""
-    tensors, learned = read_joined(checkpoint, MODEL, _ADVICE), _learned(model)
+    tensors, learned = read_joined(checkpoint, MODEL, ADVICE), _learned(model)
     with reading(checkpoint / MODEL, f"does not fit what {DESCRIPTION} says"):
         if different := sorted(tensors.keys() ^ learned.keys()):
             raise ValueError(f"{different[0]} is in one of them only")
@@ -347,11 +249,11 @@ def restore_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim
     """Put the averages back, each on its parameter."""
     parameters = dict(model.named_parameters())
     state: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in read_joined(checkpoint, OPTIMIZER, _ADVICE).items():
+    for name, tensor in read_joined(checkpoint, OPTIMIZER, ADVICE).items():
         parameter, _, key = name.rpartition(":")
         fits = parameter in parameters and tensor.shape in ((), parameters[parameter].shape)
         if not fits:
-            raise ValueError(f"{checkpoint / OPTIMIZER}: {name} {list(tensor.shape)} does not fit the model. {_ADVICE}")
+            raise ValueError(f"{checkpoint / OPTIMIZER}: {name} {list(tensor.shape)} does not fit the model. {ADVICE}")
         state.setdefault(parameter, {})[key] = shared_like(tensor, parameters[parameter])
     for name, values in state.items():
         device = parameters[name].device

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dape.files import new_folder, sha256
+from dape.training.description import shard_name
 from dape.training.parallel import Group
-from dape.training.shards import Snapshot, shard_name
+from dape.training.shards import Snapshot
 
 
 class Saving:

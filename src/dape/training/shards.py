@@ -7,8 +7,7 @@ Each file's header has, under ``rows``, the first row and the whole shape of eve
 """
 
 import json
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dape.reading import as_record, parse_json, reading
+from dape.training.description import files_of
 from dape.training.parallel import own_rows
 from dape.training.tensors import read_tensors, write_tensors
 
 ROWS = "rows"
-
-
-def shard_name(file: str, rank: int, world: int) -> str:
-    return f"{Path(file).stem}-{rank + 1:05d}-of-{world:05d}{Path(file).suffix}"
-
-
-def files_of(file: str, there: Collection[str]) -> list[str]:
-    """The names of ``file`` among ``there``: its own, or those of all its shards; none if one is missing."""
-    if file in there:
-        return [file]
-    shard = re.compile(rf"{re.escape(Path(file).stem)}-\d{{5}}-of-(\d{{5}}){re.escape(Path(file).suffix)}")
-    worlds = {int(found[1]) for name in there if (found := shard.fullmatch(name))}
-    for world in worlds:
-        names = [shard_name(file, rank, world) for rank in range(world)]
-        if all(name in there for name in names):
-            return names
-    return []
 
 
 class Snapshot:

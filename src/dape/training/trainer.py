@@ -14,8 +14,8 @@ from dape.data.tokenizer import Tokenizer
 from dape.reading import reading
 from dape.tasks.base import Task
 from dape.training import checkpoint
-from dape.training.checkpoint import CHECKPOINTS, Description
 from dape.training.config import TrainConfig
+from dape.training.description import CHECKPOINTS, Description
 from dape.training.optim import learning_rate, make_optimizer
 from dape.training.parallel import ALONE, Group, spread
 from dape.training.run import Metrics

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from dape.experiments.adapters.config import BASE, StudyConfig, find
 from dape.experiments.adapters.job import AdapterJob
 from dape.experiments.grid import Effort, Experiment, relative_data, united
+from dape.results.numbers import count
 from dape.results.records import Row
 
 
@@ -87,7 +88,7 @@ class Study(Experiment[Run]):
             f"models: {config.layers} layers, width {config.width}, {config.heads} heads, {config.base_steps} steps at "
             f"{config.train_length} tokens of {self.data_name}",
             f"treatments: {config.steps} steps of {config.tokens} tokens, at {', '.join(map(str, self.lengths))}",
-            f"test: {', '.join(map(str, config.lengths))} tokens, {config.windows} windows",
+            f"test: {', '.join(map(str, config.lengths))} tokens, {count(config.windows, 'window')}",
         ]
 
     def shared_settings(self) -> dict[str, Any]:

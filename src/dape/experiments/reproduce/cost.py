@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from dape.experiments.reproduce.catalogue import PaperExperiment
 from dape.experiments.reproduce.scales import CHE, Scale
+from dape.results.numbers import count
 from dape.tasks.chomsky.config import WIDTHS, CheConfig
 from dape.training.cost import A800_PEAK, UTILISATION, training_cost
 
@@ -37,10 +38,10 @@ class Estimate:
         minutes = self.flops / (2 * CORE) / 60 + self.runs * START_SECONDS / 120
         hours = f"{self.gpu_hours:.3g} ({rate}; small models reach less)" if self.gpu_hours > 0.1 else "below 0.1"
         return [
-            f"{self.runs} runs; the largest model has {in_words(self.parameters)} parameters",
+            f"{count(self.runs, 'run')}; the largest model has {in_words(self.parameters)} parameters",
             f"operations: {self.flops:.3g}",
             f"GPU-hours: {hours}",
-            *([f"two cores: about {minutes:.0f} minutes"] if minutes < LONG else []),
+            *([f"two cores: about {count(round(minutes), 'minute')}"] if minutes < LONG else []),
             f"memory: {self.memory_bytes / 1e9:.2f} GB for {AT_ONCE} sequences at a time, on one device",
         ]
 

@@ -8,6 +8,7 @@ from typing import Any
 from dape.positional.catalogue import ENTRIES
 from dape.positional.names import parse
 from dape.report.looks import COLOURS, DASH_DOTTED, DASHED, DOTTED, looks
+from dape.report.page.section import Mode
 from dape.results.numbers import as_text, deviation
 from dape.results.statistics import Spread
 
@@ -87,6 +88,8 @@ class Block:
     details: Sequence[tuple[str, Table]] = ()
     """Tables that are opened by whoever wants them, with a summary."""
     caveats: Sequence[str] = ()
+    mode: Mode = "both"
+    """Whose numbers are shown first."""
 
 
 @dataclass(frozen=True)

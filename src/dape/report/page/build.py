@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -25,14 +26,28 @@ from dape.results.statistics import in_words
 GENERATOR = "dape report"
 """How a page of ours is known."""
 SCRIPTS = ("page.js", "charts.js", "explorer.js")
+MARKERS = {
+    "circle": "M16.4 6a3.4 3.4 0 1 1-6.8 0a3.4 3.4 0 1 1 6.8 0z",
+    "square": "M10 3h6v6h-6z",
+    "diamond": "M13 1.9l3.2 4.1l-3.2 4.1l-3.2-4.1z",
+    "cross": "M11.8 2.2h2.4v2.6h2.6v2.4h-2.6v2.6h-2.4v-2.6h-2.6v-2.4h2.6z",
+    "triangle-down": "M9.4 3h7.2l-3.6 6.4z",
+    "triangle-left": "M16 2.4v7.2l-6.4-3.6z",
+    "triangle-right": "M10 2.4v7.2l6.4-3.6z",
+}
+"""The shapes of the charts, as paths around the middle of a swatch."""
 CHARTS = ("curves", "map", "terms", "weights")
 
 
-def build_page(sections: Sequence[Section], title: str) -> str:
-    """One HTML page without any reference to the outside. Needs the extra ``report``."""
+def build_page(sections: Sequence[Section], title: str, *, live: bool = False) -> str:
+    """One HTML page without any reference to the outside. Needs the extra ``report``.
+
+    ``live``: with a place for progress, and a script that asks its own server for it.
+    """
     views = [view_of(section, f"s{place}") for place, section in enumerate(sections, 1)]
     scripts = [
-        re.sub("</(?=script)", r"<\\/", script, flags=re.IGNORECASE) for script in (vega(), *map(_read, SCRIPTS))
+        re.sub("</(?=script)", r"<\\/", script, flags=re.IGNORECASE)
+        for script in (vega(), *map(_read, [*SCRIPTS, *(["live.js"] if live else [])]))
     ]
     specs = {name: json.loads(_read(f"charts/{name}.json")) for name in CHARTS}
     text = _template().render(
@@ -45,6 +60,8 @@ def build_page(sections: Sequence[Section], title: str) -> str:
         specs=specs,
         verdicts=VERDICTS,
         generator=GENERATOR,
+        markers=MARKERS,
+        live=live,
         version=__version__,
     )
     return text.lstrip()
@@ -80,7 +97,10 @@ def _template() -> Any:
 
 def view_of(section: Section, name: str) -> View:
     blocks = [
-        task_block(panel, section.published) if panel.kind == CHE else curve_block(panel, section.published)
+        replace(
+            task_block(panel, section.published) if panel.kind == CHE else curve_block(panel, section.published),
+            mode=section.mode,
+        )
         for panel in split(section.rows)
     ]
     claims = _claims(section.claims)

@@ -385,5 +385,6 @@ for (const block of document.querySelectorAll(".block:has(script.series)")) {
   });
   for (const input of block.querySelectorAll(".switch input")) input.addEventListener("change", () => setMode(block));
   for (const figure of block.querySelectorAll("figure")) near.observe(figure);
+  setMode(block);
 }
 document.addEventListener("themechange", () => document.querySelectorAll(".block:has(script.series)").forEach(redraw));

@@ -96,6 +96,7 @@ const inView = new IntersectionObserver(
   (entries) => {
     for (const { target, isIntersecting } of entries) {
       const link = document.querySelector(`nav a[href="#${target.id}"]`);
+      if (!link) continue; // a single section has no entry in the contents
       link.classList.toggle("here", isIntersecting);
       if (isIntersecting) link.setAttribute("aria-current", "true");
       else link.removeAttribute("aria-current");

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dape.results.paper import Published
 from dape.results.records import Row
@@ -10,6 +10,7 @@ from dape.results.records import Row
 if TYPE_CHECKING:
     import numpy as np
 
+Mode = Literal["ours", "paper", "both"]
 VERDICTS = ("holds (significant)", "holds (not significant)", "fails", "not tested")
 TERMS = ("scores", "bias", "f", "logits", "weights")
 """Arrays of a map: A, B, f, what softmax sees, and what it gives."""
@@ -74,6 +75,8 @@ class Section:
     """The paper's numbers to show beside ours."""
     claims: Sequence[Claim] = ()
     maps: Maps | None = None
+    mode: Mode = "both"
+    """Whose numbers are shown first: ours, the paper's, or both."""
     source: str = ""
     """Where it was read from."""
     warnings: Sequence[str] = ()

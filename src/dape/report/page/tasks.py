@@ -78,11 +78,13 @@ def chance_of(task: str) -> float | None:
 def _best_words(scores: Sequence[Score]) -> list[str]:
     """Per task the best mean, and whether anything was learned at all; of many tasks, who is best on how many."""
     words = []
-    if len(_best(scores)) > FEW_TASKS:
+    tasks = {score.task for score in scores}
+    if len(tasks) > FEW_TASKS:
         best = _best(scores)
         won = Counter(score.method for score in scores if score.mean == best.get(score.task))
-        told = in_words([f"{method} on {count}" for method, count in won.most_common()])
-        return [f"Best beyond the training length, of {len(best)} tasks: {told}.", *_not_learned(scores)]
+        told = in_words([f"{method} on {count}" for method, count in won.most_common()]) or "nobody"
+        guessed = f"; none is above guessing on {len(tasks) - len(best)}" if len(best) < len(tasks) else ""
+        return [f"Best beyond the training length, of {len(tasks)} tasks: {told}{guessed}.", *_not_learned(scores)]
     for task in dict.fromkeys(score.task for score in scores):
         of_task = [score for score in scores if score.task == task and math.isfinite(score.mean)]
         if not of_task:
@@ -90,9 +92,12 @@ def _best_words(scores: Sequence[Score]) -> list[str]:
         best = max(of_task, key=lambda score: score.mean)
         familiar, chance = max(score.familiar for score in of_task), chance_of(task)
         guess = f", guessing gives {100 * chance:.0f}%" if chance is not None else ""
+        first = f"{title_of(task)}: best beyond the training length is {best.method} with "
+        if not _above_chance(best):
+            first = f"{title_of(task)}: no method is above guessing beyond the training length, the highest has "
         words.append(
-            f"{title_of(task)}: best beyond the training length is {best.method} with {as_text(best.mean, 'accuracy')} "
-            f"(in distribution the best has {as_text(familiar, 'accuracy')}{guess})."
+            f"{first}{as_text(best.mean, 'accuracy')} (in distribution the best has {as_text(familiar, 'accuracy')}"
+            f"{guess})."
         )
     return words
 
@@ -202,11 +207,21 @@ def _table(scores: Sequence[Score], paper: Paper, config: CheConfig) -> Table:
 
 
 def _best(scores: Sequence[Score]) -> dict[str, float]:
-    """By task, where there is something to be better than."""
-    means: dict[str, list[float]] = {}
+    """By task, where there is something to be better than, and what is better than guessing."""
+    of_task: dict[str, list[Score]] = {}
     for score in scores:
-        means.setdefault(score.task, []).append(score.mean if math.isfinite(score.mean) else -math.inf)
-    return {task: max(values) for task, values in means.items() if len(values) > 1}
+        of_task.setdefault(score.task, []).append(score)
+    highest = {task: max(of, key=_mean) for task, of in of_task.items() if len(of) > 1}
+    return {task: score.mean for task, score in highest.items() if _above_chance(score)}
+
+
+def _mean(score: Score) -> float:
+    return score.mean if math.isfinite(score.mean) else -math.inf
+
+
+def _above_chance(score: Score) -> bool:
+    chance = chance_of(score.task)
+    return chance is None or _mean(score) > chance
 
 
 def _percent(value: float | None) -> Cell:

@@ -1,0 +1,138 @@
+"""Pictures of encodings without training: ``dape.draw`` and ``dape draw``."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dape.actions.running import check_counts
+from dape.errors import UsageError
+from dape.experiments.compare import model_for
+from dape.files import check_writable_file
+from dape.models.config import DecoderConfig
+from dape.training.checks import check_encoding
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dape.evaluation.effects import Effect
+    from dape.positional.base import PositionalEncoding
+
+LENGTHS_OF_TRAINING = 4
+LONGEST = 2048
+"""A matrix of more cells is no picture."""
+CAPTION = (
+    "Logits of attention less the scores without any encoding, where all tokens are alike: B of an additive encoding, "
+    "B + f(A, B) of DAPE, for rotations how much less similar a token is to itself from afar. Nothing is trained: "
+    "parameters are as initialised (seed {seed}). {heads} heads of {head_dim}; the dotted line is the training length "
+    "of {train_length}. On the right, purple: {draws} draws of randomised positions, from a pool of four lengths; "
+    "dashed: positions in order."
+)
+
+
+def draw(
+    *encodings: "str | PositionalEncoding",
+    length: int | None = None,
+    train_length: int = 64,
+    heads: int = 8,
+    head_dim: int = 32,
+    draws: int = 4,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+) -> "Figure":
+    """Draw what encodings do to attention: by distance, as a matrix, and through randomised positions.
+
+    Args:
+        encodings: names from ``dape.encodings()``, or modules, trained ones too.
+        length: tokens; by default 4 training lengths, or the training length where an encoding ends there.
+        train_length: of the encodings that are built here.
+        heads, head_dim: the same.
+        draws: how often randomised positions are drawn.
+        seed: of parameters, tokens and draws.
+        options: of the encodings, ``{"hidden": 16}``; ``{"dape-kerple.hidden": 16}`` of one of them.
+        out: also write the figure: .png or .svg, both without ending.
+
+    Returns:
+        A figure of matplotlib. A notebook shows it.
+
+    Raises:
+        ValueError: for names, sizes and options that are not possible.
+
+    Example::
+
+        dape.draw("alibi", "kerple", "dape-kerple", out="encodings.png")
+    """
+    check_draw(encodings, length=length, train_length=train_length, heads=heads, head_dim=head_dim, draws=draws)
+    path = None if out is None else _figure_path(Path(out))
+    model = DecoderConfig(
+        width=heads * head_dim, heads=heads, train_length=train_length, encoding_options=dict(options or {})
+    )
+    found = [_effect(each, model, length, draws, seed) for each in encodings]
+    from dape.report.drawing import save_figure
+    from dape.report.encodings import encodings_figure
+
+    sizes = {"seed": seed, "heads": heads, "head_dim": head_dim, "train_length": train_length, "draws": draws}
+    figure = encodings_figure(found, train_length=train_length, caption=CAPTION.format(**sizes))
+    if path is not None:
+        save_figure(figure, path)
+    return figure
+
+
+def check_draw(encodings: "Sequence[str | PositionalEncoding]", **counts: int | None) -> None:
+    """What can be said without torch."""
+    if not encodings:
+        raise UsageError("`encodings` needs at least one name; `dape list` shows them")
+    for each in encodings:
+        if isinstance(each, str):
+            check_encoding(each, "encodings")
+    check_counts(**counts)
+    if (counts["length"] or 1) > LONGEST:
+        raise UsageError(f"`length` {counts['length']}: more than {LONGEST} tokens make no picture")
+
+
+def _figure_path(out: Path) -> Path:
+    if out.suffix not in ("", ".png", ".svg"):
+        raise UsageError(f"`out` {out}: a figure is written as .png or .svg, or without ending as both")
+    check_writable_file(out, "`out`")
+    return out
+
+
+def _effect(
+    encoding: "str | PositionalEncoding", model: DecoderConfig, length: int | None, draws: int, seed: int
+) -> "Effect":
+    """At the length asked for; by default at 4 training lengths, unless the encoding ends before."""
+    import torch
+
+    from dape.evaluation.effects import effect
+
+    name = encoding if isinstance(encoding, str) else type(encoding).__name__.lower()
+    pe = _built(encoding, model, seed) if isinstance(encoding, str) else encoding
+    usual = pe.dims.train_length
+    lengths = [length] if length is not None else [LENGTHS_OF_TRAINING * usual, usual]
+    for each in lengths:
+        try:
+            generator = torch.Generator().manual_seed(seed)
+            return effect(name, pe, length=min(each, LONGEST), draws=draws, generator=generator)
+        except (ValueError, IndexError) as error:
+            failed = error
+    raise UsageError(f"{name} cannot be drawn at length {lengths[-1]}: {failed}") from failed
+
+
+def _built(name: str, model: DecoderConfig, seed: int) -> "PositionalEncoding":
+    import torch
+
+    from dape.positional.build import build
+
+    model = model_for(name, model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return build(
+                name,
+                num_heads=model.heads,
+                head_dim=model.head_dim,
+                train_length=model.train_length,
+                **model.encoding_options,
+            )
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"{name}: {error}") from error

@@ -1,0 +1,230 @@
+"""The help of ``dape`` and of its commands: what it does, three examples, the flags that matter, the rest in groups.
+
+Tyro reads the command line; its own help shows types as Python has them (``{None}|INT``, ``(default: None)``), flags
+that a command refuses, and all flags in one box. No torch here.
+"""
+
+import ast
+import functools
+import inspect
+import shutil
+import textwrap
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+from dape.cli.fields import flag_of, with_flags
+from dape.cli.probe import FOR_CHECKPOINT, FOR_TRAINING
+
+if TYPE_CHECKING:
+    from dape.cli.commands import Command
+
+WIDEST, FLAG_COLUMN = 100, 22
+FIRST_FLAGS, FIRST_EXAMPLES = 5, 3
+FIRST = {
+    "compare": ("data", "methods", "seeds", "out", "resume"),
+    "train": ("encoding", "data", "steps", "preset", "out"),
+    "eval": ("lengths", "last_k", "data", "windows", "json"),
+    "probe": ("train", "lengths", "samples", "tasks", "methods"),
+    "che": ("budget", "tasks", "methods", "seeds", "out"),
+    "extend": ("data", "train_length", "out", "steps", "method"),
+    "generate": ("prompt", "tokens", "temperature", "top_p", "seed"),
+    "visualize": ("length", "layers", "heads", "samples", "out"),
+    "prepare": ("out", "tokenizer", "validation_share", "overwrite", "check"),
+    "reproduce": ("scale", "seeds", "budget", "data", "dry_run"),
+}
+"""The flags that matter, by command; of others the first of their class."""
+REFUSED = {"compare": {"encoding", "seed"}}
+"""Flags of a shared section that a command does not take."""
+GROUPS: Mapping[str, set[str]] = {
+    "What is tested": {"lengths", "last_k", "windows", "protocol", "mode", "reach", "samples", "depths", "stride"},
+    "Files": {"out", "json", "figure", "config", "resume", "preset", "overwrite", "data", "tensorboard", "wandb"},
+    "Where it computes": {"device", "threads", "jobs", "parallel", "processes", "restarts", "workers"},
+}
+OWN_GROUPS: Mapping[str, Mapping[str, set[str]]] = {
+    "probe": {"With CHECKPOINT": set(FOR_CHECKPOINT), "With --train": set(FOR_TRAINING)}
+}
+SECTIONS = {"model": "The model", "train": "Training", "where": "On a cluster", "config": "The study"}
+CHAPTERS = {
+    "Begin": ("compare", "list", "draw", "doctor"),
+    "Train and measure": ("prepare", "train", "eval", "generate", "probe", "che"),
+    "Look at it": ("report", "runs", "visualize", "mechanism"),
+    "Models of Hugging Face": ("export", "import", "extend", "harness"),
+    "The paper, and studies": ("reproduce", "evidence", "study adapters"),
+    "Speed, files": ("bench", "checkpoint merge"),
+}
+GLOBAL = {
+    "-h, --help": "what dape or a command does: `dape help COMMAND` is the same",
+    "-q, --quiet": "results and errors only, no progress",
+    "-v, --verbose": "progress more often, and where an error comes from",
+    "-V, --version": "the version: `dape version` is the same",
+}
+
+
+@dataclass(frozen=True)
+class Flag:
+    name: str
+    shown: str
+    """As it is typed, with what follows it."""
+    text: str
+    group: str
+    """Empty for what belongs to the command itself."""
+    positional: bool = False
+
+
+# Of dape itself ------------------------------------------------------------------------------------------------------
+
+
+def overview(description: str, commands: "Sequence[Command]", groups: Mapping[str, str]) -> str:
+    """Every command in a line or two, by chapter."""
+    summaries = {command.name: command.summary for command in commands}
+    summaries |= {group: f"{words} {_parts(group, commands)}." for group, words in groups.items()}
+    lines = [description]
+    for chapter, names in CHAPTERS.items():
+        lines += ["", chapter, *(_entry(name, summaries[name]) for name in names if name in summaries)]
+    return "\n".join([*lines, "", "Everywhere", *(_entry(flag, words) for flag, words in GLOBAL.items())])
+
+
+def group_help(group: str, about: str, commands: "Sequence[Command]") -> str:
+    inner = [command for command in commands if command.words[0] == group]
+    lines = [f"usage: dape {group} COMMAND [OPTIONS]", "", about, ""]
+    return "\n".join([*lines, *(_entry(command.name, command.summary) for command in inner)])
+
+
+def _parts(group: str, commands: "Sequence[Command]") -> str:
+    return ", ".join(command.words[1] for command in commands if command.words[0] == group)
+
+
+# Of a command --------------------------------------------------------------------------------------------------------
+
+
+def command_help(command: "Command") -> str:
+    flags = [f for f in flags_of(command.config) if f.name not in REFUSED.get(command.name, ())]
+    positional = [flag for flag in flags if flag.positional]
+    others = [flag for flag in flags if not flag.positional]
+    first = _first(command.name, others)
+    about, *paragraphs = (inspect.getdoc(command.config) or "").split("\n\n")
+    examples = list(command.examples.items())
+    lines = [
+        " ".join(["usage: dape", command.name, *(f.shown for f in positional), "[OPTIONS]" if others else ""]).rstrip(),
+        "",
+        *(_filled(p) + "\n" for p in [about, *paragraphs]),
+        "Examples",
+        *(line for each in examples[:FIRST_EXAMPLES] for line in _example(command.name, *each)),
+    ]
+    rest = [flag for flag in others if flag not in first]
+    titled = {"Arguments": positional, "Most used" if rest else "Options": first, **_grouped(command.name, rest)}
+    for title, of in titled.items():
+        lines += ["", title, *(_entry(flag.shown, flag.text) for flag in of)] if of else []
+    if more := examples[FIRST_EXAMPLES:]:
+        lines += ["", "More examples", *(line for each in more for line in _example(command.name, *each))]
+    return with_flags("\n".join(lines), [command.config], positional=False)
+
+
+def _first(name: str, flags: Sequence[Flag]) -> list[Flag]:
+    if len(flags) <= FIRST_FLAGS + 1:
+        return list(flags)
+    wanted = FIRST.get(name) or [flag.name for flag in flags if not flag.group][:FIRST_FLAGS]
+    return [flag for each in wanted for flag in flags if flag.name == each]
+
+
+def _grouped(name: str, flags: Sequence[Flag]) -> dict[str, list[Flag]]:
+    own = OWN_GROUPS.get(name, {})
+    titles = [*own, "More", *GROUPS, *SECTIONS.values()]
+    found: dict[str, list[Flag]] = {title: [] for title in titles}
+    for flag in flags:
+        themes = [title for groups in (own, GROUPS) for title, names in groups.items() if flag.name in names]
+        found[flag.group or (themes[0] if themes else "More")].append(flag)
+    return found
+
+
+def _example(name: str, arguments: str, what: str) -> list[str]:
+    deeper = " " * 6
+    command = _filled(f"dape {name} {arguments}", initial_indent="  ", subsequent_indent=deeper)
+    return [command, _filled(what, initial_indent=deeper, subsequent_indent=deeper)]
+
+
+def _entry(left: str, text: str) -> str:
+    """Both beside each other, or below each other where the left is wide."""
+    indent = " " * (FLAG_COLUMN + 4)
+    filled = _filled(text, initial_indent=indent, subsequent_indent=indent)
+    return f"  {left}\n{filled}" if len(left) > FLAG_COLUMN else f"  {left:<{FLAG_COLUMN}}  {filled.lstrip()}"
+
+
+def _filled(text: str, **indents: Any) -> str:
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    return textwrap.fill(
+        " ".join(text.split()), max(width, 40), break_long_words=False, break_on_hyphens=False, **indents
+    )
+
+
+# Fields as flags -----------------------------------------------------------------------------------------------------
+
+
+def flags_of(config: type, group: str = "") -> Iterator[Flag]:
+    """The fields of a command's settings and of the sections in them."""
+    hints, texts = get_type_hints(config, include_extras=True), _docstrings(config)
+    for each in fields(config):
+        kind, marks = _unwrapped(hints[each.name])
+        if is_dataclass(kind):
+            assert isinstance(kind, type)
+            yield from flags_of(kind, SECTIONS.get(each.name, each.name.capitalize()))
+        elif tyro.conf.Suppress not in marks:
+            default = each.default if each.default_factory is MISSING else each.default_factory()
+            positional = tyro.conf.Positional in marks
+            values = next((m.metavar for m in marks if getattr(m, "metavar", None)), None) or _values(kind, each.name)
+            shown = values if positional else _typed(each.name, kind, values, default)
+            yield Flag(each.name, shown, _explained(texts.get(each.name, ""), default), group, positional)
+
+
+def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Without what is said about it, and without None; and what was said."""
+    marks = getattr(hint, "__metadata__", ())
+    kind = hint.__origin__ if marks else hint
+    if get_origin(kind) in (Union, types.UnionType):
+        kinds = [of for of in get_args(kind) if of is not type(None)]
+        kind = kinds[0] if len(kinds) == 1 else kind
+    return kind, marks
+
+
+def _values(kind: Any, name: str) -> str:
+    if get_origin(kind) is Literal:
+        return "{" + ",".join(map(str, get_args(kind))) + "}"
+    if get_origin(kind) is tuple:
+        inner, *more = get_args(kind)
+        return f"{_values(inner, name)} ..." if more == [...] else " ".join(_values(of, name) for of in (inner, *more))
+    return {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}.get(kind, name.upper())
+
+
+def _typed(name: str, kind: Any, values: str, default: Any) -> str:
+    if kind is bool and default is None:
+        return f"{flag_of(name)} {{True,False}}"
+    if kind is bool:
+        return f"{flag_of(name)}, {flag_of(f'no_{name}')}" if default else flag_of(name)
+    return f"{flag_of(name)} {values}"
+
+
+def _explained(text: str, default: Any) -> str:
+    """With the default, unless there is none or the text tells it."""
+    if default is MISSING or default in (None, (), "", False, {}) or "by default" in text:
+        return text
+    words = "on" if default is True else " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    return f"{text} [{words}]"
+
+
+@functools.cache
+def _docstrings(config: type) -> dict[str, str]:
+    """What stands below each field, also below those of the classes that it comes from."""
+    found: dict[str, str] = {}
+    for each in reversed([kind for kind in config.__mro__ if is_dataclass(kind)]):
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, below in zip(tree.body, tree.body[1:], strict=False):
+            text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else None
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
+                found[field.target.id] = " ".join(text.split())
+    return found

@@ -1,0 +1,62 @@
+"""Tables of rich within the width of a terminal: columns that do not fit go into another table below. No torch here.
+
+Rich shortens what does not fit, and half a number is a wrong one."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Column, Table
+
+WRAPPED = 24
+"""Columns of a column of words that may be wrapped."""
+
+
+def fitted(table: "Table", width: int, *, keys: int = 1) -> "list[Table]":
+    """The table, or several of its columns side by side, each with the first ``keys`` columns again.
+
+    The title stands above the first, the caption below the last.
+    """
+    widths = [_width(table, column) for column in table.columns]
+    edge = 2 * table.pad_edge + 2 * (table.box is not None)
+    if sum(widths) + edge <= width:
+        return [table]
+    blocks, used = [[]], sum(widths[:keys]) + edge
+    begin = used
+    for place in range(keys, len(widths)):
+        if blocks[-1] and used + widths[place] > width:
+            blocks.append([])
+            used = begin
+        blocks[-1].append(place)
+        used += widths[place]
+    made = [_with_columns(table, [*range(keys), *block]) for block in blocks]
+    made[0].title, made[-1].caption = table.title, table.caption
+    return made
+
+
+def _width(table: "Table", column: "Column") -> int:
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    _, right, _, left = table.padding
+    texts = [each.plain if isinstance(each, Text) else str(each) for each in (column.header, *column.cells)]
+    widest = max(cell_len(line) for text in texts for line in text.split("\n"))
+    return (widest if column.no_wrap else min(widest, WRAPPED)) + max(left, right) + (table.box is not None)
+
+
+def _with_columns(table: "Table", places: Sequence[int]) -> "Table":
+    from rich.table import Table
+
+    made = Table(
+        box=table.box,
+        pad_edge=table.pad_edge,
+        padding=table.padding,
+        collapse_padding=table.collapse_padding,
+        header_style=table.header_style,
+        title_justify=table.title_justify,
+        caption_justify=table.caption_justify,
+    )
+    made.columns = [replace(table.columns[place], _index=index) for index, place in enumerate(places)]
+    made.rows = table.rows
+    return made

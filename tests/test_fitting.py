@@ -1,0 +1,43 @@
+"""Tables within the columns of a terminal: nothing is shortened, every column is there once."""
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from dape.fitting import fitted
+
+
+def wide() -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title="title", caption="caption")
+    table.add_column("method", no_wrap=True)
+    for length in range(12):
+        table.add_column(f"length {length}", justify="right", no_wrap=True)
+    for name in ("kerple", "dape-kerple"):
+        table.add_row(name, *(f"{length}.{len(name):03}" for length in range(12)))
+    return table
+
+
+def shown(tables, width: int) -> list[str]:
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(*tables, sep="\n")
+    return captured.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_no_number_and_no_header_is_cut(width):
+    lines = shown(fitted(wide(), width), width)
+    text = " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= width and "…" not in text
+    for length in range(12):
+        assert text.count(f"length {length} ") + text.count(f"length {length}\n") <= 1
+        assert f"{length}.006" in text.split() and f"{length}.011" in text.split()
+    assert text.count("dape-kerple") == len(fitted(wide(), width)) > 1
+    assert text.count("title") == text.count("caption") == 1
+
+
+def test_a_table_that_fits_stays_one():
+    table = wide()
+    assert fitted(table, 200) == [table]
