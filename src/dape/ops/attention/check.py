@@ -144,11 +144,13 @@ def _once_if_all_equal(positions: Tensor) -> Tensor:
 
 
 def _known_offset(q_pos: Tensor, k_pos: Tensor) -> int | None:
-    """Recognise consecutive positions, which allow faster computation. Not while compiling: it reads values."""
-    if torch.compiler.is_compiling() or q_pos.dim() > 1 or k_pos.dim() > 1 or not (len(q_pos) and len(k_pos)):
+    """Recognise consecutive positions, which allow faster computation; items may begin at different ones, as long as
+    queries and keys are the same distance apart. Not while compiling: it reads values."""
+    if torch.compiler.is_compiling() or not (q_pos.numel() and k_pos.numel()):
         return None
-    if bool((q_pos.diff() == 1).all()) and bool((k_pos.diff() == 1).all()):
-        return int(q_pos[0] - k_pos[0])
+    first = q_pos[..., 0] - k_pos[..., 0]
+    if all(bool((x.diff() == 1).all()) for x in (q_pos, k_pos)) and bool((first == first.flatten()[0]).all()):
+        return int(first.flatten()[0])
     return None
 
 

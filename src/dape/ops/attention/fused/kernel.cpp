@@ -13,7 +13,7 @@
 // No headers but our own and the standard library's: it compiles in seconds. Threads are those of torch's own OpenMP pool; what each
 // of them does is fixed by its number, so the same number of threads gives the same bits. Memory belongs to the caller.
 
-#include "products.h"
+#include "strips.h"
 
 namespace {
 
@@ -84,27 +84,30 @@ long dape_sizes() { return sizeof(Call) * 10000 + sizeof(Backward); }
 
 // How [item, head, row, width] is laid out for the products; what is padded is 0. ROWS: rows of padded width.
 // BLOCKED_ROWS: as many rows as fill blocks. PANELS: [block][width][BLOCK], every block of rows transposed; the block of
-// rows that begins with `key` is key * width numbers away, as if it were rows.
-enum Layout { ROWS, BLOCKED_ROWS, PANELS };
+// rows that begins with `key` is key * width numbers away, as if it were rows. KEY_STRIPS, WIDTH_STRIPS: strips of rows,
+// transposed, and of columns (see strips.h); they too are found as if they were rows.
+enum Layout { ROWS, BLOCKED_ROWS, PANELS, KEY_STRIPS, WIDTH_STRIPS };
 
-}  // extern "C"
-
-extern "C" {
+long dape_strip() { return STRIP; }
 
 // `factor` is for rows only.
 void dape_pack(long batch, long heads, long rows, long width, View from, float factor, float* to, long layout, long threads) {
-  const long row_width = layout == PANELS ? width : padded(width);
+  const bool transposed = layout == PANELS || layout == KEY_STRIPS;
+  const long row_width = transposed ? width : layout == WIDTH_STRIPS ? whole_strips(width) : padded(width);
   const long all_rows = layout == ROWS ? rows : (rows + BLOCK - 1) / BLOCK * BLOCK;
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (long x = 0; x < batch * heads; x++) {
     const float* source = from.at + x / heads * from.item + x % heads * from.head;
     float* target = to + x * all_rows * row_width;
-    if (layout == PANELS || all_rows > rows || row_width > width) std::memset(target, 0, 4 * all_rows * row_width);
-    if (layout == PANELS)
-      for (long r = 0; r < rows; r += LANES)
-        pack_columns(source + r * from.row, from.row, least(LANES, rows - r), width, target + in_panels(r, width));
-    else
-      for (long r = 0; r < rows; r++) pack_row(source + r * from.row, width, factor, target + r * row_width);
+    if (all_rows > rows || row_width > width) std::memset(target, 0, 4 * all_rows * row_width);
+    for (long r = 0; r < rows; r += transposed ? LANES : 1) {
+      const float* row = source + r * from.row;
+      const long some = least(LANES, rows - r);
+      if (layout == PANELS) pack_columns(row, from.row, some, width, target + in_panels(r, width));
+      else if (layout == KEY_STRIPS) pack_columns(row, from.row, some, width, target + in_strips(r, width), STRIP);
+      else if (layout == WIDTH_STRIPS) pack_row_in_strips(row, width, r, target);
+      else pack_row(row, width, factor, target + r * row_width);
+    }
   }
 }
 
@@ -146,17 +149,27 @@ inline void pack_rows(const View& from, long b, long heads, long rows, long widt
     for (long h = 0; h < heads; h++) pack_row(number(from, b, h, r), width, factor, number(to, 0, h, r));
 }
 
-inline void pack_panels(const View& from, long b, long heads, long rows, long width, const View& to) {
+inline void pack_key_strips(const View& from, long b, long heads, long rows, long width, const View& to) {
   for (long r = 0; r < rows; r += LANES)
-    for (long h = 0; h < heads; h++)
-      pack_columns(number(from, b, h, r), from.row, least(LANES, rows - r), width, number(to, 0, h, 0) + in_panels(r, width));
+    for (long h = 0; h < heads; h++) {
+      float* at = number(to, 0, h, 0) + in_strips(r, width);
+      pack_columns(number(from, b, h, r), from.row, least(LANES, rows - r), width, at, STRIP);
+    }
 }
 
-// Scores of all heads: rows i0... of a tile against a block of keys, `width` of them (padded).
-void scores(const Call& c, const Shape& s, long b, long i0, long rows, long key, long width, float* S) {
+inline void pack_width_strips(const View& from, long b, long heads, long rows, long width, const View& to) {
+  for (long r = 0; r < rows; r++)
+    for (long h = 0; h < heads; h++) pack_row_in_strips(number(from, b, h, r), width, r, number(to, 0, h, 0));
+}
+
+// C = A x' of all heads, [head, row, key]: rows i0... of a tile against a block of keys, `width` of them (padded). `then` is
+// what is needed next.
+void with_keys(const Call& c, const Shape& s, const View& A, long b, long i0, long rows, const View& x, long x_width, long key,
+               long width, const float* then, float* C) {
   for (long h = 0; h < c.heads; h++) {
-    const float* panel = number(c.k_panels, b, h / groups(c), key);
-    product<SET>(rows, width, c.width, number(c.q, b, h, i0), c.q.row, 1, panel, BLOCK, S + h * s.plane, BLOCK);
+    const float* next = h + 1 < c.heads ? number(x, b, (h + 1) / groups(c), key) : then;
+    strip_product<SET>(rows, width, x_width, number(A, b, h, i0), A.row, 1, number(x, b, h / groups(c), key), x_width * STRIP, next,
+                       C + h * s.plane, BLOCK);
   }
 }
 
@@ -314,7 +327,8 @@ void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long 
   float* S = p.S;
   for (long key = first; key < last; key += BLOCK) {
     const long count = least(BLOCK, last - key), whole = padded(count);
-    (c.few_rows ? scores_of_rows : scores)(c, s, b, i0, rows, key, whole, S);
+    if (c.few_rows) scores_of_rows(c, s, b, i0, rows, key, whole, S);
+    else with_keys(c, s, c.q, b, i0, rows, c.k_panels, c.width, key, whole, number(c.v_rows, b, 0, key), S);
     for (long r = 0; r < rows; r++) {
       const long width = padded(most(0, least(count, seen(c, i0 + r) - key)));
       if (width) mix(c, s, b, i0 + r, key, width, S + r * BLOCK, p.H, BLOCK, S + r * BLOCK, *p.ramps);
@@ -334,7 +348,8 @@ void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long 
         add_values(c, b, h, rows, key, count, S + h * s.plane, o);
         continue;
       }
-      product<ADD>(rows, e, whole, S + h * s.plane, BLOCK, 1, number(c.v_rows, b, h / groups(c), key), e, o, e);
+      const float* next = h + 1 < c.heads ? number(c.v_rows, b, (h + 1) / groups(c), key) : number(c.k_panels, b, 0, key + BLOCK);
+      strip_product<ADD>(rows, e, whole, S + h * s.plane, BLOCK, 1, number(c.v_rows, b, h / groups(c), key), BLOCK * STRIP, next, o, e);
     }
   }
 }
@@ -396,19 +411,19 @@ struct OwnItem {
   Call call;
   static long numbers(const Call& c) {
     const long keys = key_blocks(c) * BLOCK;
-    return !c.apart ? 0 : c.heads * c.queries * padded(c.width) + c.kv_heads * keys * (c.width + padded(c.value_width)) + 64;
+    return !c.apart ? 0 : c.heads * c.queries * padded(c.width) + c.kv_heads * keys * (c.width + whole_strips(c.value_width)) + 64;
   }
   OwnItem(const Call& c, Scratch& scratch) : call(c) {
     if (!c.apart || !scratch.memory) return;
     const long keys = key_blocks(c) * BLOCK;
     call.q = own_space(scratch, c.heads, c.queries, padded(c.width));
     call.k_panels = own_space(scratch, c.kv_heads, keys, c.width);
-    call.v_rows = own_space(scratch, c.kv_heads, keys, padded(c.value_width));
+    call.v_rows = own_space(scratch, c.kv_heads, keys, whole_strips(c.value_width));
   }
   void pack(const Call& c, long b) {
     pack_rows(c.q, b, c.heads, c.queries, c.width, c.factor, call.q);
-    pack_panels(c.k, b, c.kv_heads, c.keys, c.width, call.k_panels);
-    pack_rows(c.v, b, c.kv_heads, c.keys, c.value_width, 1.0f, call.v_rows);
+    pack_key_strips(c.k, b, c.kv_heads, c.keys, c.width, call.k_panels);
+    pack_width_strips(c.v, b, c.kv_heads, c.keys, c.value_width, call.v_rows);
   }
 };
 
@@ -532,10 +547,9 @@ void backward_tile(const Call& c, const Backward& g, const Shape& s, long b, lon
   std::memset(p.d_q, 0, 4 * c.heads * s.rows * d);
   for (long key = 0; key < keys; key += BLOCK) {
     const long whole = padded(least(BLOCK, keys - key));
-    (c.few_rows ? scores_of_rows : scores)(c, s, b, i0, rows, key, whole, p.S);
-    for (long h = 0; h < c.heads; h++)
-      product<SET>(rows, whole, c.value_width, number(g.d_out, b, h, i0), g.d_out.row, 1, number(g.v_panels, b, h / group, key),
-                   BLOCK, p.G + h * s.plane, BLOCK);
+    if (c.few_rows) scores_of_rows(c, s, b, i0, rows, key, whole, p.S);
+    else with_keys(c, s, c.q, b, i0, rows, c.k_panels, c.width, key, whole, number(g.v_panels, b, 0, key), p.S);
+    with_keys(c, s, g.d_out, b, i0, rows, g.v_panels, c.value_width, key, whole, number(g.k_rows, b, 0, key), p.G);
     for (long r = 0; r < rows; r += CHUNK) {
       const long some = least(CHUNK, rows - r);
       const long width = padded(most(0, least(BLOCK, seen(c, i0 + r + some - 1) - key)));
@@ -546,9 +560,10 @@ void backward_tile(const Call& c, const Backward& g, const Shape& s, long b, lon
     for (long h = 0; h < c.heads; h++) {
       const long at = h / group * all_keys + key;
       const float *P = p.P + h * s.plane, *G = p.G + h * s.plane;
-      product<ADD>(rows, d, whole, G, BLOCK, 1, number(g.k_rows, b, h / group, key), d, p.d_q + h * s.rows * d, d);
-      product<ADD>(whole, d, rows, G, 1, BLOCK, number(c.q, b, h, i0), c.q.row, sums.k + at * d, d);
-      product<ADD>(whole, e, rows, P, 1, BLOCK, number(g.d_out, b, h, i0), g.d_out.row, sums.v + at * e, e);
+      const float* next = h + 1 < c.heads ? number(g.k_rows, b, (h + 1) / group, key) : number(c.k_panels, b, 0, key + BLOCK);
+      strip_product<ADD>(rows, d, whole, G, BLOCK, 1, number(g.k_rows, b, h / group, key), BLOCK * STRIP, next, p.d_q + h * s.rows * d, d);
+      add_far(whole, d, rows, G, 1, BLOCK, number(c.q, b, h, i0), c.q.row, sums.k + at * d, d);
+      add_far(whole, e, rows, P, 1, BLOCK, number(g.d_out, b, h, i0), g.d_out.row, sums.v + at * e, e);
     }
   }
   const float scale = 1.0f / std::sqrt(static_cast<float>(c.width));
@@ -566,14 +581,14 @@ struct OwnBackward {
   View d_k, d_v;
   static long numbers(const Call& c) {
     const long keys = key_blocks(c) * BLOCK, d = padded(c.width), e = padded(c.value_width);
-    return !c.apart ? 0 : c.heads * c.queries * (d + e + 1) + c.kv_heads * keys * (c.width + c.value_width + 2 * d + e) + 128;
+    return !c.apart ? 0 : c.heads * c.queries * (d + e + 1) + c.kv_heads * keys * (c.width + c.value_width + whole_strips(c.width) + d + e) + 128;
   }
   OwnBackward(const Call& c, const Backward& g, Scratch& scratch) : call(c), backward(g) {
     if (!c.apart || !scratch.memory) return;
     const long keys = key_blocks(c) * BLOCK, d = padded(c.width), e = padded(c.value_width);
     call.q = own_space(scratch, c.heads, c.queries, d);
     call.k_panels = own_space(scratch, c.kv_heads, keys, c.width);
-    backward.k_rows = own_space(scratch, c.kv_heads, keys, d);
+    backward.k_rows = own_space(scratch, c.kv_heads, keys, whole_strips(c.width));
     backward.v_panels = own_space(scratch, c.kv_heads, keys, c.value_width);
     backward.d_out = own_space(scratch, c.heads, c.queries, e);
     backward.delta = own_space(scratch, c.heads, c.queries, 1);
@@ -581,9 +596,9 @@ struct OwnBackward {
   }
   void pack(const Call& c, const Backward& g, long b) {
     pack_rows(c.q, b, c.heads, c.queries, c.width, c.factor, call.q);
-    pack_panels(c.k, b, c.kv_heads, c.keys, c.width, call.k_panels);
-    pack_rows(c.k, b, c.kv_heads, c.keys, c.width, 1.0f, backward.k_rows);
-    pack_panels(c.v, b, c.kv_heads, c.keys, c.value_width, backward.v_panels);
+    pack_key_strips(c.k, b, c.kv_heads, c.keys, c.width, call.k_panels);
+    pack_width_strips(c.k, b, c.kv_heads, c.keys, c.width, backward.k_rows);
+    pack_key_strips(c.v, b, c.kv_heads, c.keys, c.value_width, backward.v_panels);
     pack_rows(g.d_out, b, c.heads, c.queries, c.value_width, 1.0f, backward.d_out);
     for (long i = 0; i < c.queries; i++)
       for (long h = 0; h < c.heads; h++)

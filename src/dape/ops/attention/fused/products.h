@@ -88,10 +88,11 @@ struct Strided {
   long row;
 };
 
-// C[M, V vectors] from A[M, K] (any strides) and B[K, ...] (consecutive columns), accumulated in registers.
-template <int M, int V, End END>
-inline void __attribute__((always_inline)) block_product(
-    long K, const float* A, long a_row, long a_col, const float* B, long b_row, Strided I, Strided X, float* C, long c_row) {
+// C[M, V vectors] from A[M, K] (any strides) and B[K, ...] (consecutive columns), accumulated in registers. FETCH: so many
+// numbers from `next` on are brought near in every step, for a later product.
+template <int M, int V, End END, int FETCH = 0>
+inline void __attribute__((always_inline)) block_product(long K, const float* A, long a_row, long a_col, const float* B, long b_row,
+                                                         Strided I, Strided X, float* C, long c_row, const float* next = nullptr) {
   Vec sums[M][V];
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++)
@@ -104,6 +105,8 @@ inline void __attribute__((always_inline)) block_product(
     }
   for (long k = 0; k < K; k++) {
     Vec b[V];
+#pragma GCC unroll 2
+    for (int n = 0; n < FETCH; n += 16) __builtin_prefetch(next + k * FETCH + n);
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) b[v] = load(B + k * b_row + v * LANES);
 #pragma GCC unroll 8
@@ -247,13 +250,13 @@ inline void pack_row(const float* from, long width, float factor, float* to) {
   for (long n = 0; n < width; n++) to[n] = from[n] * factor;
 }
 
-// Up to LANES rows of a panel; `to` is the place of the first in it.
-inline void pack_columns(const float* from, long from_row, long rows, long width, float* to) {
+// Up to LANES rows of a panel, whose columns are `to_row` apart; `to` is the place of the first in it.
+inline void pack_columns(const float* from, long from_row, long rows, long width, float* to, long to_row = BLOCK) {
   long n = 0;
   if (rows == LANES)
-    for (; n + LANES <= width; n += LANES) transpose(from + n, from_row, to + n * BLOCK, BLOCK);
+    for (; n + LANES <= width; n += LANES) transpose(from + n, from_row, to + n * to_row, to_row);
   for (; n < width; n++)
-    for (long r = 0; r < rows; r++) to[n * BLOCK + r] = from[r * from_row + n];
+    for (long r = 0; r < rows; r++) to[n * to_row + r] = from[r * from_row + n];
 }
 
 // The place of row r in panels.

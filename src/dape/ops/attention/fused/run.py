@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dape.ops.attention.engines.base import RowBlock
 from dape.ops.attention.fused import library
-from dape.ops.attention.fused.library import BLOCKED_ROWS, PANELS, ROWS, consecutive, pack, pointer, view
+from dape.ops.attention.fused.library import KEY_STRIPS, ROWS, WIDTH_STRIPS, consecutive, pack, pointer, view
 
 FEW_ROWS = 8
 """Up to so many queries, as in decoding, keys and values are read where they are: laying them out would cost more."""
@@ -220,18 +220,18 @@ class Attention:
 
     @functools.cached_property
     def k_panels(self) -> Tensor:
-        return pack(self.k, PANELS)
+        return pack(self.k, KEY_STRIPS)
 
     @functools.cached_property
     def v_rows(self) -> Tensor:
-        return pack(self.v, BLOCKED_ROWS)
+        return pack(self.v, WIDTH_STRIPS)
 
     def _mask(self, padding: Tensor | None) -> Tensor | None:
         """-inf at hidden keys; beyond the last key there may be anything."""
         if padding is None:
             return None
         keys = self.k_shape[2]
-        mask = library.zeros(self.q_shape[0], math.ceil(keys / library.block()) * library.block())
+        mask = library.zeros(self.q_shape[0], library.whole_blocks(keys))
         mask[:, :keys].masked_fill_(padding, -math.inf)
         return mask
 
@@ -357,8 +357,11 @@ class _SumsOfParts:
     def __init__(self, of: BackwardPass) -> None:
         self._of = forward = of.of
         self._d_out, self._delta = pack(of.grad, ROWS), (of.grad * of.out).sum(-1)
-        self._k_rows, self._v_panels = pack(forward.k, BLOCKED_ROWS), pack(forward.v, PANELS)
-        self._d_k, self._d_v = (library.zeros(of.parts, *x.shape) for x in (self._k_rows, forward.v_rows))
+        self._k_rows, self._v_panels = pack(forward.k, WIDTH_STRIPS), pack(forward.v, KEY_STRIPS)
+        batch, heads, keys, _ = forward.k_shape
+        room = (of.parts, batch, heads, library.whole_blocks(keys))
+        widths = (forward.q_shape[-1], forward.value_width)
+        self._d_k, self._d_v = (library.zeros(*room, library.padded(width)) for width in widths)
 
     def point(self, call: library.Call, backward: library.Backward, part: slice) -> None:
         call.k_panels = view(self._of.k_panels)
