@@ -228,6 +228,9 @@ def command(
     if config.json is not None:
         results.write(config.json)
         say(f"wrote {config.json}")
+    if getattr(config, "append", None) is not None:
+        results.append(config.append)
+        say(f"appended {len(results.records)} results to {config.append}")
     also(results)
     if not results.complete:
         say("interrupted: only what was finished until then is reported")

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from dape.ops.switch import WHY_OFF, kernels_mode
-from dape.positional.base import PositionalEncoding, accumulation_dtype, check_intact, require_encoding
+from dape.positional.base import PositionalEncoding, Separable, accumulation_dtype, check_intact, require_encoding
 from dape.positional.grid import Grid
 from dape.positional.positions import as_positions, require_integers
 
@@ -152,6 +152,16 @@ def _known_offset(q_pos: Tensor, k_pos: Tensor) -> int | None:
     if all(bool((x.diff() == 1).all()) for x in (q_pos, k_pos)) and bool((first == first.flatten()[0]).all()):
         return int(first.flatten()[0])
     return None
+
+
+def check_separable(separable: Separable, q: Tensor, k: Tensor) -> None:
+    for name, x, like in (("rows", separable.rows, q), ("keys", separable.keys, k)):
+        expected = (q.shape[0], q.shape[1], like.shape[2])
+        if x.dim() != 3 or x.shape[0] not in (1, expected[0]) or x.shape[1:] != expected[1:]:
+            raise ValueError(
+                f"{name} of a separable bias must be [batch, heads, {name}] = {list(expected)}, or [1, ...] for all "
+                f"items; got {list(x.shape)}"
+            )
 
 
 def _check_integers(name: str, values: Tensor, q: Tensor, length: int) -> None:

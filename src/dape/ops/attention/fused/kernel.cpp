@@ -39,12 +39,22 @@ struct Ramp {
   const float *slopes, *levels;  // [pieces, heads + hidden]
 };
 
+// What is added to static and pre: a number of the row and one of the key, for every channel (heads, then hidden units), each
+// in two parts, as a sum of which the first may be 1e4 and cancel.
+struct Separable {
+  const float *rows, *rows_low;  // [item, channel, row]; null if there is none
+  long row_item, row_channel;    // strides; 0 for items if they share
+  const float *keys, *keys_low;  // [item, channel, keys padded to BLOCK]
+  long key_item, key_channel;
+};
+
 struct Call {
   long batch, heads, kv_heads, queries, keys, width, value_width, hidden, threads;
   long causal, offset;  // row i of a causal call sees the first offset + i + 1 keys
   const float *wa, *w2;  // [hidden, heads], [heads, hidden]; unused if hidden is 0
   View fixed, pre;       // static and pre: "head" is the stride of their channels; absent if `at` is null
   Ramp ramp;             // in place of both
+  Separable separable;   // in addition
   const float* mask;     // [batch, keys padded to BLOCK]: 0 or -inf; or null
   View q;                // packed rows
   View k_panels, v_rows; // packed (see Layout)
@@ -75,6 +85,8 @@ struct Backward {
   long table_span;
   float* d_rows;                // [batch, queries]: every row has one thread
   float *d_slopes, *d_levels;   // [threads, pieces, heads + hidden]
+  View d_of_rows;               // separable: [item, channel, row], "head" is the stride of channels
+  float* d_of_keys;             // [parts, item, channel, keys padded to BLOCK]
 };
 
 long dape_lanes() { return LANES; }
@@ -203,16 +215,17 @@ struct Stretch {
   long low, high;  // pieces
 };
 
-// A row against a block of keys, where terms are ramps: what a thread works with.
+// A row against a block of keys, where terms are ramps or separable: what a thread works with.
 struct RampRow {
   float *u, *du;  // [key]
   float* terms;   // [head or hidden unit, key]
   long count;
   Stretch stretches[VECTORS];
   static long channels(const Call& c) { return c.heads + c.hidden; }
-  static long numbers(const Call& c) { return c.ramp.table ? (channels(c) + 2) * BLOCK + 64 : 0; }
+  static bool needed(const Call& c) { return c.ramp.table || c.separable.rows; }
+  static long numbers(const Call& c) { return needed(c) ? (channels(c) + 2) * BLOCK + 64 : 0; }
   RampRow(const Call& c, Scratch& scratch) : count(0) {
-    if (!c.ramp.table) return;
+    if (!needed(c)) return;
     u = scratch.take(BLOCK), du = scratch.take(BLOCK), terms = scratch.take(channels(c) * BLOCK);
   }
 };
@@ -272,6 +285,20 @@ void evaluate_ramps(const Call& c, long b, long i, long key, long width, RampRow
     for (long n = hidden_from; n < width; n++) row.terms[h * BLOCK + n] = -INFINITY;
 }
 
+// To the terms of some channels, `first` the first of them, wherever they are: what the row and its keys have of their own.
+void add_separable(const Call& c, long b, long i, long key, long width, long first, long channels, float factor, Strided from,
+                   float* to) {
+  const Separable& s = c.separable;
+  for (long channel = first; channel < first + channels; channel++, from.at += from.row, to += BLOCK) {
+    const long of_row = b * s.row_item + channel * s.row_channel + i, of_key = b * s.key_item + channel * s.key_channel + key;
+    const float row = s.rows[of_row], low = s.rows_low[of_row];
+    for (long n = 0; n < width; n += LANES) {
+      const Vec x = (load(s.keys + of_key + n) + row) + (load(s.keys_low + of_key + n) + low);
+      store(to + n, load(from.at + n) + x * factor);
+    }
+  }
+}
+
 // One row of a tile: hidden units [hidden, ...] into H, and masked logits into L, which may be S.
 void mix(const Call& c, const Shape& s, long b, long i, long key, long width, const float* S, float* H, long h_row, float* L,
          RampRow& ramps) {
@@ -281,6 +308,12 @@ void mix(const Call& c, const Shape& s, long b, long i, long key, long width, co
   if (c.ramp.table) {
     evaluate_ramps(c, b, i, key, width, ramps);
     fixed = {ramps.terms, BLOCK}, pre = {ramps.terms + c.heads * BLOCK, BLOCK};
+  }
+  if (c.separable.rows) {  // there are other terms whenever there are these
+    float* hidden = ramps.terms + c.heads * BLOCK;
+    add_separable(c, b, i, key, width, 0, c.heads, 1.0f / LOG_2, fixed, ramps.terms);
+    if (c.hidden) add_separable(c, b, i, key, width, c.heads, c.hidden, 1.0f, pre, hidden);
+    fixed = {ramps.terms, BLOCK}, pre = {hidden, BLOCK};
   }
   if (c.hidden) {
     product<LEAKY>(c.hidden, width, c.heads, c.wa, c.heads, 1, S, s.plane, H, h_row, pre);
@@ -433,6 +466,7 @@ struct Sums {  // of one thread, or of one share of an item
   float *fixed, *pre, *wa, *w2;  // wa, w2: [.., .., lane]
   float *k, *v;
   float *table, *slopes, *levels;  // of ramps; slopes, levels: [pieces, channel, lane]
+  float* of_keys;                  // separable: [channel, keys padded to BLOCK]
 };
 
 struct Planes {
@@ -501,6 +535,21 @@ void add_ramps(const Call& c, const Backward& g, long b, long i, long key, long 
   g.d_rows[b * c.queries + i] += sum(of_row);
 }
 
+// Gradients of what a row and its keys have of their own, from those of some channels, x.
+void add_to_separable(const Call& c, const Backward& g, long b, long i, long key, long width, long first, long channels,
+                      const float* x, long x_row, float* of_keys) {
+  for (long n = 0; n < channels; n++) {
+    float* to = of_keys + (first + n) * key_blocks(c) * BLOCK + key;
+    Vec of_row{};
+    for (long k = 0; k < width; k += LANES) {
+      const Vec d = load(x + n * x_row + k);
+      of_row += d;
+      store(to + k, load(to + k) + d);
+    }
+    *number(g.d_of_rows, b, first + n, i) += sum(of_row);
+  }
+}
+
 // A chunk of rows: weights into P, and the gradient of the weights in G becomes that of the scores.
 void backward_chunk(const Call& c, const Backward& g, const Shape& s, long b, long i, long rows, long key, long width,
                     const Planes& p, const Sums& sums) {
@@ -528,6 +577,9 @@ void backward_chunk(const Call& c, const Backward& g, const Shape& s, long b, lo
                               {p.H + at, h_row});
     if (c.ramp.table) add_ramps(c, g, b, i + r, key, width, G + at, s.plane, p.Z + at, h_row, *p.ramps, sums);
     if (g.d_pre) add_terms(c.pre, sums.pre, c.hidden, b, i + r, key, width, p.Z + at, h_row);
+    if (!c.separable.rows) continue;
+    add_to_separable(c, g, b, i + r, key, width, 0, c.heads, G + at, s.plane, sums.of_keys);
+    if (c.hidden) add_to_separable(c, g, b, i + r, key, width, c.heads, c.hidden, p.Z + at, h_row, sums.of_keys);
   }
   if (!c.hidden) return;
   cell_products(c.heads, c.hidden, rows, width, G, s.plane, p.H, h_row, sums.w2);
@@ -714,9 +766,11 @@ long dape_backward(const Call* call, const Backward* backward) {
     for (long t = omp_get_thread_num(); t < c.threads && !idle; t += omp_get_num_threads()) {
       std::memset(wa, 0, 4 * lanes), std::memset(w2, 0, 4 * lanes);
       std::memset(slopes, 0, 4 * of_pieces), std::memset(levels, 0, 4 * of_pieces);
-      const Sums sums = {g.d_fixed + t * g.fixed_span, g.d_pre + t * g.pre_span, wa, w2, nullptr, nullptr,
-                         g.d_table + t * g.table_span, slopes, levels};
+      Sums sums = {g.d_fixed + t * g.fixed_span, g.d_pre + t * g.pre_span, wa, w2, nullptr, nullptr,
+                         g.d_table + t * g.table_span, slopes, levels, nullptr};
       for (long share = t; share < c.batch * g.parts; share += c.threads) {
+        const long b = share / g.parts, part = share % g.parts;
+        sums.of_keys = g.d_of_keys + (part * c.batch + b) * channels * key_blocks(c) * BLOCK;
         if (c.apart) backward_own(c, g, s, share, own, p, sums);
         else backward_share(c, g, s, share, p, sums);
       }

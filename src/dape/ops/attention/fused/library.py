@@ -31,6 +31,15 @@ class Ramp(Structure):
     ]
 
 
+class Separable(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("rows", "rows_low")),
+        *((name, c_long) for name in ("row_item", "row_channel")),
+        *((name, c_void_p) for name in ("keys", "keys_low")),
+        *((name, c_long) for name in ("key_item", "key_channel")),
+    ]
+
+
 class Call(Structure):
     _fields_ = [
         *((name, c_long) for name in ("batch", "heads", "kv_heads", "queries", "keys", "width", "value_width")),
@@ -38,6 +47,7 @@ class Call(Structure):
         *((name, c_void_p) for name in ("wa", "w2")),
         *((name, View) for name in ("fixed", "pre")),
         ("ramp", Ramp),
+        ("separable", Separable),
         ("mask", c_void_p),
         ("q", View),
         *((name, View) for name in ("k_panels", "v_rows", "k", "v", "out", "softmax")),
@@ -65,6 +75,8 @@ class Backward(Structure):
         *((name, c_void_p) for name in ("d_wa", "d_w2", "d_table")),
         ("table_span", c_long),
         *((name, c_void_p) for name in ("d_rows", "d_slopes", "d_levels")),
+        ("d_of_rows", View),
+        ("d_of_keys", c_void_p),
     ]
 
 
