@@ -98,7 +98,10 @@ def _add_memory(record: Record, shape: "Shape", threads: int) -> list[Record]:
 
 # The report ----------------------------------------------------------------------------------------------------------
 
-CAPTION = "x: time relative to PyTorch's attention without positions, median of rounds; MB: peak beyond the inputs"
+CAPTION = (
+    "x: time relative to PyTorch's attention without positions, median of rounds; "
+    "MB: most memory held beyond the inputs, in the last of the passes"
+)
 
 
 def tables(results: Results) -> "Iterator[Table]":
@@ -110,27 +113,22 @@ def tables(results: Results) -> "Iterator[Table]":
         line["note"] = line["note"] or record["note"]
     if not lines:
         return
-    columns = [
-        text("encoding"),
-        Column("computed by", lambda r: r["impl"] if r["impl"] == SDPA else f"{r['impl']}, {r['kernel']}", left=True),
-    ]
-    for pass_, short in (("forward", "fwd"), ("forward_backward", "f+b")):
-        if pass_ in results.settings["passes"]:
-            columns += _of_pass(pass_, short, memory=results.settings["memory"])
+    columns = [text("encoding"), text("kernel")]
+    for pass_ in (passes := results.settings["passes"]):
+        columns += [_number(pass_, "ms", "fwd ms" if pass_ == "forward" else "f+b ms", 0), _number(pass_, "vs_sdpa", "x", 2)]
+    if results.settings["memory"]:
+        columns.append(_number(passes[-1], "peak_mb", "MB", 0))
     for length in dict.fromkeys(length for length, _ in lines):
         records = [line for (t, _), line in lines.items() if t == length]
         yield make_table(_title(results, length), CAPTION, records, columns, narrow=True)
 
 
-def _of_pass(pass_: str, short: str, *, memory: bool) -> list[Column]:
-    def number(name: str, digits: int) -> Column:
-        def cell(line: Record) -> str:
-            value = line.get(pass_, {}).get(name)
-            return "-" if value is None else f"{value:.{digits}f}"
+def _number(pass_: str, name: str, header: str, digits: int) -> Column:
+    def cell(line: Record) -> str:
+        value = line.get(pass_, {}).get(name)
+        return "-" if value is None else f"{value:.{digits}f}"
 
-        return Column({"ms": f"{short} ms", "vs_sdpa": "x", "peak_mb": "MB"}[name], cell)
-
-    return [number("ms", 0), number("vs_sdpa", 2), *([number("peak_mb", 0)] if memory else [])]
+    return Column(header, cell)
 
 
 def _title(results: Results, length: int) -> str:
