@@ -41,7 +41,7 @@ def test_the_whole_catalogue_fits_80_columns():
         for pass_ in ("forward", "forward_backward")
     ]
     settings = {"passes": ("forward", "forward_backward"), "batch": 1, "heads": 12, "head_dim": 64, "threads": 2}
-    settings |= {"dtype": "float32", "causal": True, "memory": True}
+    settings |= {"dtype": "float32", "causal": True, "memory": True, "clock": "wall"}
     (table,) = whole_catalogue.tables(Results(settings, records))
     console = Console(width=80)
     with console.capture() as captured:
@@ -56,6 +56,7 @@ def test_the_whole_catalogue_fits_80_columns():
     [
         ({"encodings": ("all", "rope")}, "give it alone"),
         ({"encodings": ("ropes",)}, "--encodings: unknown positional encoding"),
+        ({"encodings": ("rope",), "clock": "cpu"}, "needs --encodings, --threads 1"),
         ({"encodings": ("rope",), "figure": Path("a.png")}, "leave one of them out"),
     ],
 )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Pass = Literal["forward", "forward_backward"]
 Impl = Literal["fused", "triton", "blocked", "appendix", "sdpa", "static", "reference", "auto"]
+Clock = Literal["wall", "cpu"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 QUICK_LENGTH, QUICK_REPEATS = 512, 3
@@ -66,6 +67,8 @@ class AttentionBench:
     """Timed repetitions of each call."""
     threads: int | None = None
     """Threads of torch; None leaves the choice to torch."""
+    clock: Clock = "wall"
+    """`cpu`: processor time instead, for a machine that others use too; with `--encodings` and `--threads 1`."""
     device: str = "cpu"
     """Where to compute: cpu, cuda, cuda:1, ..."""
     json: Path | None = None
@@ -111,6 +114,10 @@ def checked(config: AttentionBench) -> AttentionBench:
     check_choices("dtype", (config.dtype,), get_args(Dtype))
     check_encoding("encoding", config.encoding)
     check_common(config, "batch", "heads", "head_dim", "hidden", "repeats", "threads")
+    if config.clock == "cpu" and not (config.encodings and config.threads == 1 and config.device == "cpu"):
+        raise UsageError(
+            "--clock cpu adds up the time of all threads: it needs --encodings, --threads 1 and --device cpu"
+        )
     if config.append is not None:
         check_writable_file(config.append, "--append")
     if config.figure is not None:

@@ -78,7 +78,9 @@ class CompareBench:
 
 def run(config: CompareBench) -> int:
     """Returns the exit code: 1 if a commit cannot be timed, 130 if interrupted."""
-    check_common(config, "batch", "heads", "head_dim", "hidden", "length", "turns", "repeats", "threads", names="encodings")
+    check_common(
+        config, "batch", "heads", "head_dim", "hidden", "length", "turns", "repeats", "threads", names="encodings"
+    )
     commits = {name: _commit(config.repository, getattr(config, name)) for name in ("old", "new")}
     with tempfile.TemporaryDirectory(prefix="dape-compare-") as folder, contextlib.ExitStack() as stack:
         trees = {
@@ -94,7 +96,9 @@ def _git(repository: Path, *arguments: str) -> str:
     except FileNotFoundError as error:
         raise UsageError("dape bench compare needs git, which is not installed") from error
     if done.returncode:
-        raise UsageError(f"git {arguments[0]}: {done.stderr.strip() or 'failed'} (`repository` is {repository.resolve()})")
+        raise UsageError(
+            f"git {arguments[0]}: {done.stderr.strip() or 'failed'} (`repository` is {repository.resolve()})"
+        )
     return done.stdout.strip()
 
 
@@ -168,7 +172,9 @@ def _records(config: CompareBench, found: dict[str, list[Any]]) -> list[Record]:
     return records
 
 
-CAPTION = "x sdpa: time relative to PyTorch's attention in the same process; medians over processes (interquartile range)"
+CAPTION = (
+    "x sdpa: time relative to PyTorch's attention in the same process; medians over processes (interquartile range)"
+)
 
 
 def tables(results: Results) -> "Iterator[Table]":

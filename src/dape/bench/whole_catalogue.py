@@ -2,6 +2,7 @@
 it, in turns with PyTorch's attention without positions. Imports torch only when it runs."""
 
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,7 +10,18 @@ from typing import TYPE_CHECKING
 
 from dape.bench.memory import MeasurementError
 from dape.bench.options import check_encoding, fields_for
-from dape.bench.records import Column, Record, Results, if_partial, make_table, paired, pass_name, place_of, spread, text
+from dape.bench.records import (
+    Column,
+    Record,
+    Results,
+    if_partial,
+    make_table,
+    paired,
+    pass_name,
+    place_of,
+    spread,
+    text,
+)
 from dape.bench.runner import NotMeasuredError, Once, Part, Plan, Timed, command
 from dape.errors import UsageError
 from dape.positional.catalogue import encodings
@@ -62,9 +74,7 @@ def _parts(config: "AttentionBench", names: Sequence[str], threads: int) -> Iter
                 yield Once(do=partial(_add_memory, record, shape, threads))
 
 
-def _timed(
-    config: "AttentionBench", name: str, inputs: "Inputs", length: int, pass_: str, here: list[Record]
-) -> Timed:
+def _timed(config: "AttentionBench", name: str, inputs: "Inputs", length: int, pass_: str, here: list[Record]) -> Timed:
     from dape.bench.cases import make_call
     from dape.ops.attention import attention
 
@@ -82,7 +92,8 @@ def _timed(
         return here[-1:]
 
     what = f"{name}, {length} tokens, {pass_name(pass_)}"
-    return Timed(what=what, calls=calls, repeats=config.repeats, records=records)
+    clock = time.process_time if config.clock == "cpu" else time.perf_counter
+    return Timed(what=what, calls=calls, repeats=config.repeats, records=records, clock=clock)
 
 
 def _add_memory(record: Record, shape: "Shape", threads: int) -> list[Record]:
@@ -115,7 +126,10 @@ def tables(results: Results) -> "Iterator[Table]":
         return
     columns = [text("encoding"), text("kernel")]
     for pass_ in (passes := results.settings["passes"]):
-        columns += [_number(pass_, "ms", "fwd ms" if pass_ == "forward" else "f+b ms", 0), _number(pass_, "vs_sdpa", "x", 2)]
+        columns += [
+            _number(pass_, "ms", "fwd ms" if pass_ == "forward" else "f+b ms", 0),
+            _number(pass_, "vs_sdpa", "x", 2),
+        ]
     if results.settings["memory"]:
         columns.append(_number(passes[-1], "peak_mb", "MB", 0))
     for length in dict.fromkeys(length for length, _ in lines):
@@ -135,4 +149,5 @@ def _title(results: Results, length: int) -> str:
     given = results.settings
     mask = "causal" if given["causal"] else "bidirectional"
     shape = f"{length} tokens, batch {given['batch']}, {given['heads']} heads of {given['head_dim']}"
-    return f"{shape}, {given['dtype']}, {mask}, {place_of(given)}"
+    clock = ", processor time" if given["clock"] == "cpu" else ""
+    return f"{shape}, {given['dtype']}, {mask}, {place_of(given)}{clock}"

@@ -14,6 +14,7 @@ from dape.ops.attention.fused.available import why_not_compiled
 from dape.ops.attention.lag_tables import lag_attention
 from dape.ops.attention.memory import LagMemory
 from dape.positional.fire import Fire
+from dape.positional.gated import Gated
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 ENGINES = ["blocked", "fused"]
@@ -238,6 +239,14 @@ def test_the_same_bits_twice(engine, three_workers):
     pe, inputs = make("dape-fire"), draw(90)
     first, second = (results(inputs, pe, impl=engine) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_gate_before_it(engine):
+    """As in adapters: the pieces are those of FIRE, times a number per head."""
+    fire = make()
+    pe = Gated(fire.dims, fire)
+    torch.nn.init.uniform_(pe.gate, -2, 2)
+    assert_near(draw(41), pe, engine)
 
 
 def test_a_layer_of_another_kind_is_called_and_not_read():

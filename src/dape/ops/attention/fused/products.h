@@ -43,7 +43,8 @@ inline long most(long a, long b) { return a > b ? a : b; }
 
 // 2^x for x up to 127, 0 below -127, NaN stays NaN. The polynomial is 2^f on [-1/2, 1/2] to one unit in the last place.
 inline Vec power_of_2(Vec x) {
-  x = x < -127.0f ? all(-127.0f) : x;
+  const Vec low = all(-127.0f);
+  x = low > x ? low : x;
   const Vec shifted = x + 12582912.0f;  // 1.5 * 2^23: the sum's last bits are the rounded x
   const Vec f = x - (shifted - 12582912.0f);
   Vec p = all(1.5403530393381609954e-4f);
@@ -137,7 +138,8 @@ void row_product(long N, long K, const float* A, long a_row, long a_col, const f
     block_product<M, 1, END>(K, A, a_row, a_col, B + n, b_row, {I.at + n, I.row}, {X.at + n, X.row}, C + n, c_row);
 }
 
-// N is a multiple of LANES. Six rows fill the registers of AVX2; four are the least that hide the latency.
+// N is a multiple of LANES. Six rows fill the registers of AVX2; four are the least that hide the latency, so eight are two
+// times four.
 template <End END>
 void product(long M, long N, long K, const float* A, long a_row, long a_col, const float* B, long b_row, float* C, long c_row,
              Strided I = {nullptr, 0}, Strided X = {nullptr, 0}) {
@@ -146,7 +148,7 @@ void product(long M, long N, long K, const float* A, long a_row, long a_col, con
     const float* a = A + m * a_row;
     float* c = C + m * c_row;
     const Strided i = {I.at + m * I.row, I.row}, x = {X.at + m * X.row, X.row};
-    if (left == 6 || left >= 7) row_product<6, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 6;
+    if (left >= 6 && left != 8) row_product<6, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 6;
     else if (left >= 4) row_product<4, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 4;
     else if (left >= 2) row_product<2, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 2;
     else row_product<1, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 1;
