@@ -1,4 +1,4 @@
-"""``dape bench attention --encodings``, ``--append`` and ``dape bench compare``: what is reported, not how fast it is."""
+"""``dape bench attention --encodings``, ``--append`` and ``dape bench compare``: what they report."""
 
 import json
 import shutil

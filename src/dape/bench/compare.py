@@ -1,8 +1,8 @@
 """``dape bench compare OLD NEW``: attention of two commits, in turns. Does not import torch.
 
-Each commit gets a work tree in a temporary folder, and one process after the other times the same calls with the package of
-one of them. What counts are times relative to PyTorch's attention in the same process: a machine that is slow for a while
-slows both.
+Each commit gets a work tree in a temporary folder, and one process after the other times the same calls with the
+package of one of them. What counts are times relative to PyTorch's attention in the same process: a machine that is
+slow for a while slows both.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import tyro
 
 from dape.bench.attention import Pass
 from dape.bench.options import check_common
-from dape.bench.records import Column, Record, Results, Spread, count, make_table, pass_name, spread, text, with_range
+from dape.bench.records import Column, Record, Results, Spread, count, make_table, spread, text, with_range
 from dape.bench.runner import NotMeasuredError, Once, Part, Plan, command
 from dape.errors import UsageError
 from dape.machine import usable_cores

@@ -1,5 +1,5 @@
-"""``dape bench attention --encodings all``: every encoding in one table, each by the implementation that ``auto`` takes for
-it, in turns with PyTorch's attention without positions. Imports torch only when it runs."""
+"""``dape bench attention --encodings all``: every encoding in one table, each by the implementation that ``auto`` takes
+for it, in turns with PyTorch's attention without positions. Imports torch only when it runs."""
 
 import statistics
 import time

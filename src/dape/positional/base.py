@@ -103,8 +103,9 @@ class BiasSource:
 
 
 class Separable(NamedTuple):
-    """A bias that is a number of the query plus one of the key, ``rows[..., i] + keys[..., j]``, for every head. Content
-    may enter both: gates c_i - c_j are ``Separable(c, -c)``. Never a matrix in the memory-lean implementations."""
+    """A bias that is a number of the query plus one of the key, ``rows[..., i] + keys[..., j]``, for every head.
+    Content may enter both: gates c_i - c_j are ``Separable(c, -c)``. Never a matrix in the memory-lean
+    implementations."""
 
     rows: Float[Tensor, "#b h q"]
     keys: Float[Tensor, "#b h k"]

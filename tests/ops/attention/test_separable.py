@@ -51,9 +51,9 @@ def make(queries: int, keys: int, *, batch: int, beside: str = "", f: str = "", 
     return Dape(DIMS, base, hidden=7, variant=f) if f else base  # pyright: ignore[reportArgumentType,reportReturnType]
 
 
-def draw(batch: int, queries: int, keys: int) -> list[Tensor]:
+def draw(batch: int, queries: int, keys: int, kv_heads: int = KV_HEADS) -> list[Tensor]:
     generator = torch.Generator().manual_seed(queries)
-    shapes = [(HEADS, queries, WIDTH), (KV_HEADS, keys, WIDTH), (KV_HEADS, keys, 5)]
+    shapes = [(HEADS, queries, WIDTH), (kv_heads, keys, WIDTH), (kv_heads, keys, 5)]
     return [torch.randn(batch, *shape, generator=generator).requires_grad_() for shape in shapes]
 
 
@@ -95,12 +95,21 @@ def test_every_kind(beside, f, engine):
 def test_any_call(engine, data):
     queries, more, batch = data.draw(st.integers(1, 80)), data.draw(st.integers(0, 70)), data.draw(st.integers(1, 9))
     keys, (beside, f) = queries + more, data.draw(st.sampled_from(KINDS))
-    inputs, shared = draw(batch, queries, keys), data.draw(st.booleans())
+    inputs = draw(batch, queries, keys, data.draw(st.sampled_from([KV_HEADS, HEADS])))
+    shared = data.draw(st.booleans())
     pe = make(queries, keys, batch=1 if shared else batch, beside=beside, f=f)
     call: dict[str, object] = {"causal": data.draw(st.booleans())}
     if data.draw(st.booleans()):
         call["key_padding_mask"] = torch.rand(batch, keys) < 0.2
     assert_near(inputs, pe, engine, **call)
+
+
+@pytest.mark.parametrize("f", ["", "concat_residual"])
+def test_items_that_share_it_in_one_tile(f, engine):
+    """With padding of their own."""
+    mask = torch.zeros(4, 9, dtype=torch.bool)
+    mask[1, :3] = True
+    assert_near(draw(4, 9, 9, HEADS), make(9, 9, batch=1, f=f), engine, key_padding_mask=mask)
 
 
 @pytest.mark.parametrize("f", ["", "concat_residual"])

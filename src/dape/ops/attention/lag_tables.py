@@ -35,7 +35,8 @@ def lag_attention(
     """``A + static[lag] + w2 . leaky(wa . A + pre[lag])``; differentiable in every floating-point input.
 
     ``static`` and ``pre`` run from the largest lag, ``offset + queries - 1``, downwards; with ``table``, ``rows`` and
-    ``kinks`` they are slopes and levels (:class:`RampTerms`). ``separable`` is added to both. ``engine``: a name from ``engines/catalogue.py``.
+    ``kinks`` they are slopes and levels (:class:`RampTerms`). ``separable`` is added to both. ``engine``: a
+    name from ``engines/catalogue.py``.
     """
     # The operator keeps its output as computed: the backward pass takes a difference in which rounding would show.
     of = separable or (None, None)

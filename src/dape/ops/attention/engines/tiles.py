@@ -259,11 +259,12 @@ class SeparableTiles:
 
     def on(self, tile: Tile, *, backward: bool = False) -> TileTerms:
         terms, rows, keys = self.inner.on(tile, backward=backward), self.rows_of(tile), slice(tile.keys)
-        high, low = (self.part(tile, r, rows, 2) + self.part(tile, k, keys, 3) for r, k in zip(self.rows, self.keys))
+        halves = zip(self.rows, self.keys, strict=True)
+        high, low = (self.part(tile, r, rows, 2) + self.part(tile, k, keys, 3) for r, k in halves)
         added = high.add_(low)
         static, pre = added[: self.call.heads] * LOG2_E, added[self.call.heads :]
         return TileTerms(
-            static=static if terms.static is None else static.add_(terms.static),
+            static=static if terms.static is None else static + terms.static,
             pre=None if terms.pre is None else pre + terms.pre,
             bias=terms.bias,
         )
