@@ -23,10 +23,8 @@ assert "build/wheel" in home.as_posix(), f"{home} is not the wheel"
 missing = [
     name
     for name in (
-        "py.typed",
-        "ops/attention/fused/kernel.cpp",
-        "results/paper/tables/A3.csv",
-        "conformance/vectors/SHA256SUMS",
+        *("py.typed", "results/paper/tables/A3.csv", "conformance/vectors/SHA256SUMS"),
+        *(f"ops/attention/fused/{name}" for name in ("kernel.cpp", "products.h")),
     )
     if not (home / name).is_file()
 ]

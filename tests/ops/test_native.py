@@ -32,6 +32,19 @@ def source(tmp_path) -> Path:
     return path
 
 
+# What it is made of --------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_header_is_compiled_anew(cache, tmp_path):
+    source, header = tmp_path / "answer.cpp", tmp_path / "words.h"
+    source.write_text('#include "words.h"\nextern "C" int answer() { return WORD; }\n')
+    answers = []
+    for word in (42, 43):
+        header.write_text(f"#include <cmath>\n#define WORD {word}\n")
+        answers.append(ctypes.CDLL(str(native.build(source))).answer())
+    assert answers == [42, 43] and native.parts_of(source) == [source, header]
+
+
 # Damage --------------------------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Pass = Literal["forward", "forward_backward"]
 Impl = Literal["fused", "triton", "blocked", "appendix", "sdpa", "static", "reference", "auto"]
+Clock = Literal["wall", "cpu"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 QUICK_LENGTH, QUICK_REPEATS = 512, 3
@@ -45,6 +46,9 @@ class AttentionBench:
     """Implementations to compare."""
     encoding: str = "dape-kerple"
     """Positional encoding, a name from `dape list`."""
+    encodings: tuple[str, ...] = ()
+    """In place of the two above: one table of these encodings, each by its own best implementation, in turns with
+    `sdpa`; `all`: the whole catalogue."""
     batch: int = 1
     """Sequences per call."""
     heads: int = 12
@@ -63,10 +67,14 @@ class AttentionBench:
     """Timed repetitions of each call."""
     threads: int | None = None
     """Threads of torch; None leaves the choice to torch."""
+    clock: Clock = "wall"
+    """`cpu`: processor time instead, for a machine that others use too; with `--encodings` and `--threads 1`."""
     device: str = "cpu"
     """Where to compute: cpu, cuda, cuda:1, ..."""
     json: Path | None = None
     """Also write the results to this file."""
+    append: Path | None = None
+    """Also append the results to this file, one line of JSON for each, with machine, versions and commit."""
     figure: Path | None = None
     """Also draw time and memory against length into this .png or .svg file."""
     memory: bool = True
@@ -85,6 +93,10 @@ def run(config: AttentionBench, draw: Callable[[Results], None] | None = None) -
     Figures belong to a floor above: with ``config.figure``, ``draw`` makes it (as :mod:`dape.cli.bench` does).
     """
     config = checked(config)
+    if config.encodings:
+        from dape.bench import whole_catalogue
+
+        return whole_catalogue.run(config)
     if (config.figure is None) != (draw is None):
         raise ValueError("config.figure and draw come together: draw makes the figure from the results")
     impls, left_out = applicable(config)
@@ -102,7 +114,15 @@ def checked(config: AttentionBench) -> AttentionBench:
     check_choices("dtype", (config.dtype,), get_args(Dtype))
     check_encoding("encoding", config.encoding)
     check_common(config, "batch", "heads", "head_dim", "hidden", "repeats", "threads")
+    if config.clock == "cpu" and not (config.encodings and config.threads == 1 and config.device == "cpu"):
+        raise UsageError(
+            "--clock cpu adds up the time of all threads: it needs --encodings, --threads 1 and --device cpu"
+        )
+    if config.append is not None:
+        check_writable_file(config.append, "--append")
     if config.figure is not None:
+        if config.encodings:
+            raise UsageError("--figure draws implementations, not --encodings: leave one of them out")
         if config.figure.suffix not in (".png", ".svg"):
             raise UsageError(f"--figure must end in .png or .svg, got {config.figure}")
         check_writable_file(config.figure, "--figure")

@@ -85,6 +85,13 @@ class Results:
         found = {"config": dict(self.settings), "rows": list(self.records)}
         write_text(path, json.dumps(found, indent=2) + "\n")
 
+    def append(self, path: Path) -> None:
+        """One line for each record, with all that its numbers depend on. What is there stays."""
+        about = {name: value for name, value in self.settings.items() if name not in ("json", "append", "figure")}
+        lines = [json.dumps({**about, **record}) + "\n" for record in self.records]
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(lines)
+
     @classmethod
     def read(cls, path: Path) -> Self:
         """The only reader, of the files of every benchmark."""

@@ -14,6 +14,8 @@ from typing import Any
 from dape.bench.attention import AttentionBench
 from dape.bench.che import CheBench
 from dape.bench.che import run as bench_che
+from dape.bench.compare import CompareBench
+from dape.bench.compare import run as bench_compare
 from dape.bench.decode import DecodeBench
 from dape.bench.decode import run as bench_decode
 from dape.bench.kernels import KernelsBench
@@ -354,6 +356,7 @@ COMMANDS = [
         bench_attention,
         examples={
             "--quick": "a first impression",
+            "--encodings all --lengths 2048": "the whole catalogue in one table; ten minutes or more",
             "--lengths 2048 4096 --impls fused appendix sdpa": "the operator between the paper's listing and no DAPE",
             "--encoding dape-fire --json fire.json": "another encoding, results kept",
             "--lengths 80 --batch 128 --no-causal": "many short sequences, attention in both directions",
@@ -387,6 +390,15 @@ COMMANDS = [
         examples={
             "": "six encodings against 1024 and 8192 keys",
             "--lengths 32768 --encodings dape-kerple --threads 1": "one encoding, a longer cache, one core",
+        },
+    ),
+    Command(
+        "bench compare",
+        CompareBench,
+        bench_compare,
+        examples={
+            "main": "what the present commit changes, in turns",
+            "HEAD~3 HEAD --encodings dape-kerple --passes forward --turns 8": "one encoding, more certain",
         },
     ),
     Command(

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import platform
+import re
 import shutil
 import stat
 import subprocess
@@ -31,7 +32,7 @@ TEXT: Any = {"text": True, "encoding": "utf-8", "errors": "replace"}
 
 
 def build(source: Path) -> Path:
-    """The shared library of a source without headers of its own. Raises ``OSError`` that says why there is none."""
+    """The shared library of a source and the headers beside it. Raises ``OSError`` that says why there is none."""
     compiler = find_compiler()
     folder = own_folder(cache_folder() / "kernels")
     name = _fingerprint(source, compiler)
@@ -134,8 +135,18 @@ def _intact(folder: Path, name: str) -> Path | None:
 def _fingerprint(source: Path, compiler: str) -> str:
     """Of everything the library depends on: a cache may be shared by machines with other processors."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, **TEXT).stdout
-    parts = (source.read_text(encoding="utf-8"), " ".join(FLAGS), compiler, version, platform.platform(), processor())
-    return sha256_of("\0".join(parts))[:32]
+    texts = [part.read_text(encoding="utf-8") for part in parts_of(source)]
+    return sha256_of("\0".join([*texts, " ".join(FLAGS), compiler, version, platform.platform(), processor()]))[:32]
+
+
+def parts_of(source: Path) -> list[Path]:
+    """A source and, each once, what it and its headers include from beside it."""
+    found = [source]
+    for part in found:
+        for name in re.findall(r'^#include "(.+)"', part.read_text(encoding="utf-8"), re.MULTILINE):
+            if (header := part.with_name(name)) not in found:
+                found.append(header)
+    return found
 
 
 @functools.cache

@@ -40,6 +40,7 @@ __all__ = [
     "Ramp",
     "RelativeBias",
     "ScoreForm",
+    "Separable",
     "accurate",
     "asymmetric_distance",
     "column",
@@ -101,6 +102,18 @@ class BiasSource:
     """If B depends on the row too, but only by a factor of what its pieces read."""
 
 
+class Separable(NamedTuple):
+    """A bias that is a number of the query plus one of the key, ``rows[..., i] + keys[..., j]``, for every head.
+    Content may enter both: gates c_i - c_j are ``Separable(c, -c)``. Never a matrix in the memory-lean
+    implementations."""
+
+    rows: Float[Tensor, "#b h q"]
+    keys: Float[Tensor, "#b h k"]
+
+    def on_cells(self) -> Float[Tensor, "#b h q k"]:
+        return self.rows.unsqueeze(-1) + self.keys.unsqueeze(-2)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mix:
     """f of DAPE, its first layer split by what it reads: ``w2 . leaky(wa . A + wb . B + b1) + b2``."""
@@ -121,13 +134,15 @@ class ScoreForm:
     """
 
     source: BiasSource | None = None
+    separable: Separable | None = None
+    """Part of B, beside what comes from ``source``: both wherever B stands."""
     adds_bias: bool = True
     mix: Mix | None = None
 
     @property
     def plain(self) -> bool:
         """The logits are the scores."""
-        return self.source is None and self.mix is None
+        return self.source is None and self.separable is None and self.mix is None
 
 
 class PositionalEncoding(nn.Module, ABC):

@@ -14,6 +14,7 @@ f sees scaled, unmasked scores; it acts on one (i, j) at a time, so masking afte
 """
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -176,7 +177,7 @@ class Dape(DapeWrapper):
         if base is None or base.mix is not None or type(self).logits is not Dape.logits:
             return None
         if self.variant in _WITHOUT_SCORES:
-            return ScoreForm(source=self._adapted_source())
+            return None if base.separable else ScoreForm(source=self._adapted_source())
         if (weights := self.f.weights() if is_plain(self.f, HeadMixer) else None) is None:
             return None
         w1, b1, w2, b2 = weights
@@ -185,7 +186,7 @@ class Dape(DapeWrapper):
         else:
             wa, wb = w1.chunk(2, dim=1) if self._concatenates else (w1, w1)
         mix = Mix(wa=wa, wb=wb, b1=b1, w2=w2, b2=b2)
-        return ScoreForm(source=base.source, adds_bias=self._keeps_bias, mix=mix)
+        return replace(base, adds_bias=self._keeps_bias, mix=mix)
 
     def adapted_bias_on(self, grid: Grid) -> Float[Tensor, "*b h q k"]:
         """B + f(B), or f(B) alone: again a bias that no content enters."""

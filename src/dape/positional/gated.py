@@ -1,10 +1,12 @@
 """A bias that fades in: B times one learnable number per head, 0 at the start, so that nothing changes at first."""
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dape.positional.base import AdditiveBias, AttentionDims, BiasSource, accurate
+from dape.positional.base import AdditiveBias, AttentionDims, BiasSource, Pieces, accurate
 from dape.positional.grid import Grid
 
 
@@ -25,4 +27,10 @@ class Gated(AdditiveBias):
             assert inner.at is not None
             return accurate(self.gate).view(-1, *(1,) * lag.dim()) * inner.at(lag, causal=causal)
 
-        return BiasSource(module=self, on=Gated.bias_on, at=at if inner.at else None)
+        def pieces() -> Pieces:
+            assert inner.ramp is not None
+            kinks, *lines = inner.ramp.pieces()
+            return Pieces(kinks, *(x * accurate(self.gate) for x in lines))
+
+        ramp = None if inner.ramp is None else replace(inner.ramp, pieces=pieces)
+        return BiasSource(module=self, on=Gated.bias_on, at=at if inner.at else None, ramp=ramp)

@@ -18,9 +18,10 @@ def built(*flags: str, source: Path = library.SOURCE) -> Path:
 
 
 def with_defect(folder: Path, right: str, wrong: str) -> Path:
-    """The source with one of its lines replaced."""
-    text = library.SOURCE.read_text()
-    assert text.count(right) == 1, f"{right!r} is not in kernel.cpp, or not once: choose another defect"
-    changed = folder / "kernel.cpp"
-    changed.write_text(text.replace(right, wrong))
-    return changed
+    """The source with one line of it or of its headers replaced."""
+    texts = {part.name: part.read_text() for part in native.parts_of(library.SOURCE)}
+    found = sum(text.count(right) for text in texts.values())
+    assert found == 1, f"{right!r} is not in kernel.cpp and its headers, or not once: choose another defect"
+    for name, text in texts.items():
+        (folder / name).write_text(text.replace(right, wrong))
+    return folder / library.SOURCE.name

@@ -73,7 +73,8 @@ View tokens_first(float* at, long heads, long rows, long width) { return {at, ro
 long blocked(long keys) { return (keys + BLOCK - 1) / BLOCK * BLOCK; }
 
 Buffer packed(const Sizes& s, Buffer& from, long heads, long rows, long width, Layout layout, float factor, View& view) {
-  const long all_rows = layout == ROWS ? rows : blocked(rows), wide = layout == PANELS ? width : padded(width);
+  const long all_rows = layout == ROWS ? rows : blocked(rows);
+  const long wide = layout == KEY_STRIPS ? width : layout == WIDTH_STRIPS ? whole_strips(width) : padded(width);
   Buffer to(s.batch * heads * all_rows * wide, NAN);
   dape_pack(s.batch, heads, rows, width, rows_of(from.at(), heads, rows, width), factor, to.at(), layout, s.threads);
   view = rows_of(to.at(), heads, all_rows, wide);
@@ -116,8 +117,8 @@ void attend(const Sizes& s) {
   c.few_rows = few, c.factor = 1.0f;
   View q_rows, k_panels, v_rows;
   Buffer own_q = packed(s, q, s.heads, s.queries, s.width, ROWS, c.factor, q_rows);
-  Buffer own_k = packed(s, k, s.kv_heads, s.keys, s.width, PANELS, 1.0f, k_panels);
-  Buffer own_v = packed(s, v, s.kv_heads, s.keys, s.value_width, BLOCKED_ROWS, 1.0f, v_rows);
+  Buffer own_k = packed(s, k, s.kv_heads, s.keys, s.width, KEY_STRIPS, 1.0f, k_panels);
+  Buffer own_v = packed(s, v, s.kv_heads, s.keys, s.value_width, WIDTH_STRIPS, 1.0f, v_rows);
 
   c.apart = s.apart && !few;
   c.q = c.apart ? rows_of(q.at(), s.heads, s.queries, s.width) : q_rows;
@@ -133,8 +134,8 @@ void attend(const Sizes& s) {
   const long shares = s.apart ? 1 : least(16, (s.threads + s.batch - 1) / s.batch);
   View d_out, k_rows, v_panels;
   Buffer own_grad = packed(s, grad, s.heads, s.queries, s.value_width, ROWS, 1.0f, d_out);
-  Buffer rows_k = packed(s, k, s.kv_heads, s.keys, s.width, BLOCKED_ROWS, 1.0f, k_rows);
-  Buffer panels_v = packed(s, v, s.kv_heads, s.keys, s.value_width, PANELS, 1.0f, v_panels);
+  Buffer rows_k = packed(s, k, s.kv_heads, s.keys, s.width, WIDTH_STRIPS, 1.0f, k_rows);
+  Buffer panels_v = packed(s, v, s.kv_heads, s.keys, s.value_width, KEY_STRIPS, 1.0f, v_panels);
   Buffer d_q(q.size, NAN), d_k(shares * s.batch * s.kv_heads * blocked(s.keys) * padded(s.width));
   Buffer d_v(shares * s.batch * s.kv_heads * blocked(s.keys) * padded(s.value_width)), to_k(k.size, NAN), to_v(v.size, NAN);
   Buffer d_fixed(s.threads * fixed.size), d_pre(s.threads * pre.size);

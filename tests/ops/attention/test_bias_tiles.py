@@ -43,7 +43,7 @@ def test_chosen_for_positions_that_are_no_single_run():
         ("dape-fire", {"impl": "auto", "q_document": document, "k_document": document}),
         ("dape-fire bias_only", {}),
         ("kerple", {"q_pos": scattered, "k_pos": scattered}),
-        ("dape-rope", {"q_pos": per_item, "k_pos": per_item}),
+        ("dape-rope", {"q_pos": per_item, "k_pos": torch.arange(9).expand(2, 9)}),
         ("rope", {"q_document": document, "k_document": document}),
     ]
     for name, call in calls:

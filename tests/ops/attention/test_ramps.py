@@ -14,6 +14,7 @@ from dape.ops.attention.fused.available import why_not_compiled
 from dape.ops.attention.lag_tables import lag_attention
 from dape.ops.attention.memory import LagMemory
 from dape.positional.fire import Fire
+from dape.positional.gated import Gated
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 ENGINES = ["blocked", "fused"]
@@ -125,24 +126,48 @@ def test_extreme_parameters(extreme, name, causal, engine):
     assert_near(draw(41), pe, engine, causal=causal)
 
 
-@settings(deadline=None, derandomize=True, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_any_call(engine, data):
+@st.composite
+def any_call(draw_from):
+    """An encoding with up to two extremes at once, inputs, and the rest of a call that ramps serve."""
     pe = make(
-        data.draw(st.sampled_from(["fire", "dape-fire"])),
-        data.draw(st.integers(1, 200)),
-        mlp_width=data.draw(st.sampled_from([1, 2, 7, 32])),
-        bidirectional=data.draw(st.sampled_from(["past_bonus", "symmetric", "tril"])),
+        draw_from(st.sampled_from(["fire", "dape-fire"])),
+        draw_from(st.integers(1, 200)),
+        mlp_width=draw_from(st.sampled_from([1, 2, 7, 32])),
+        bidirectional=draw_from(st.sampled_from(["past_bonus", "symmetric", "tril"])),
+        activation=draw_from(st.sampled_from(["relu", "leaky_relu"])),
     )
-    queries, more, causal = data.draw(st.integers(1, 80)), data.draw(st.integers(0, 70)), data.draw(st.booleans())
-    inputs = draw(queries, queries + more, batch=data.draw(st.sampled_from([1, 2, 9])))
-    call: dict[str, object] = {"causal": causal}
-    if data.draw(st.booleans()):
+    with torch.no_grad():
+        for change in draw_from(st.lists(st.sampled_from(EXTREMES), max_size=2, unique=True)):
+            change(fire_of(pe))
+    queries, more = draw_from(st.integers(1, 80)), draw_from(st.integers(0, 70))
+    inputs = draw(queries, queries + more, batch=draw_from(st.sampled_from([1, 2, 9])))
+    call: dict[str, object] = {"causal": draw_from(st.booleans())}
+    if draw_from(st.booleans()):
         call["key_padding_mask"] = torch.rand(len(inputs[0]), queries + more) < 0.2
-    if data.draw(st.booleans()):
-        start = data.draw(st.integers(0, 300))
+    if draw_from(st.booleans()):
+        start = draw_from(st.integers(0, 300))
+        if draw_from(st.booleans()):  # items that begin elsewhere, at the same distance from their keys
+            start = start + 17 * torch.arange(len(inputs[0])).unsqueeze(1)
         call["k_pos"] = start + torch.arange(queries + more)
-        call["q_pos"] = start + data.draw(st.integers(-5, more + 5)) + 5 + torch.arange(queries)
+        call["q_pos"] = start + draw_from(st.integers(-5, more + 5)) + 5 + torch.arange(queries)
+    return pe, inputs, call
+
+
+EVERY_ENGINE = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@settings(deadline=None, derandomize=True, max_examples=15, suppress_health_check=EVERY_ENGINE)
+@given(one=any_call())
+def test_any_call(engine, one):
+    pe, inputs, call = one
+    assert_near(inputs, pe, engine, **call)
+
+
+@pytest.mark.slow
+@settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=EVERY_ENGINE)
+@given(one=any_call())
+def test_many_calls(engine, one):
+    pe, inputs, call = one
     assert_near(inputs, pe, engine, **call)
 
 
@@ -214,6 +239,14 @@ def test_the_same_bits_twice(engine, three_workers):
     pe, inputs = make("dape-fire"), draw(90)
     first, second = (results(inputs, pe, impl=engine) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_gate_before_it(engine):
+    """As in adapters: the pieces are those of FIRE, times a number per head."""
+    fire = make()
+    pe = Gated(fire.dims, fire)
+    torch.nn.init.uniform_(pe.gate, -2, 2)
+    assert_near(draw(41), pe, engine)
 
 
 def test_a_layer_of_another_kind_is_called_and_not_read():

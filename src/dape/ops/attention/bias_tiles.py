@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dape.ops.attention.check import check_bias_shape
-from dape.ops.attention.engines.base import Call, RowBlock
+from dape.ops.attention.engines.base import Call, OfRowsAndKeys, RowBlock
 from dape.ops.attention.engines.catalogue import ENGINES
 from dape.ops.attention.tiles import LOG2_E, TermSums, TileTerms
 from dape.ops.attention.tiling import Tile
@@ -29,42 +29,46 @@ def bias_tile_attention(
     form: ScoreForm,
     grid: Grid,
     *,
+    separable: OfRowsAndKeys | None = None,
     engine: str = "blocked",
 ) -> Float[Tensor, "b h q e"]:
-    """``engine``: a name from ``engines/catalogue.py``."""
+    """``engine``: a name from ``engines/catalogue.py``; ``separable``: what form.separable adds to static and pre."""
     mix = form.mix
     weights = (None,) * 5 if mix is None else (mix.wa, mix.wb, mix.b1, mix.w2, mix.b2)
     parameters = () if form.source is None else tuple(form.source.module.parameters())
-    return _apply(form, grid, engine, q, k, v, *weights, *parameters).to(q.dtype)
+    return _apply(form, grid, engine, q, k, v, *(separable or (None, None)), *weights, *parameters).to(q.dtype)
 
 
 class _BiasTiles(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, form: ScoreForm, grid: Grid, engine: str, q, k, v, wa, wb, b1, w2, b2, *parameters):
+    def forward(ctx: Any, form: ScoreForm, grid: Grid, engine: str, *tensors):
+        q, k, v, of_rows, of_keys, wa, wb, b1, w2, b2 = tensors[:10]
         source = None if form.source is None else form.source.module
         terms = _BiasTerms(q.shape[1], accumulation_dtype(q.dtype), form, grid, wb, b1, b2, source, ())
-        out, softmax = ENGINES[engine].forward(_call(grid, q, k, v, wa, w2), terms)
+        out, softmax = ENGINES[engine].forward(_call(grid, q, k, v, of_rows, of_keys, wa, w2), terms)
         ctx.form, ctx.grid, ctx.engine = form, grid, engine
-        ctx.save_for_backward(out, softmax, q, k, v, wa, wb, b1, w2, b2, *parameters)
+        ctx.save_for_backward(out, softmax, *tensors)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        out, softmax, q, k, v, wa, wb, b1, w2, b2, *parameters = ctx.saved_tensors
+        out, softmax, *inputs = ctx.saved_tensors
+        q, k, v, of_rows, of_keys, wa, wb, b1, w2, b2, *parameters = inputs
         copy, leaves = _leaf_copy(ctx.form, parameters)
         dtype = accumulation_dtype(q.dtype)
         terms = _BiasTerms(q.shape[1], dtype, ctx.form, ctx.grid, wb, b1, b2, copy, leaves)
-        found = ENGINES[ctx.engine].backward(_call(ctx.grid, q, k, v, wa, w2), terms, grad, out, softmax)
-        own = found.terms
-        found = (*found[:3], found.wa, own.wb, own.b1, found.w2, own.b2, *own.parameters)
-        inputs = (q, k, v, wa, wb, b1, w2, b2, *parameters)
+        call = _call(ctx.grid, q, k, v, of_rows, of_keys, wa, w2)
+        found = ENGINES[ctx.engine].backward(call, terms, grad, out, softmax)
+        own, separable = found.terms, found.separable or (None, None)
+        found = (*found[:3], *separable, found.wa, own.wb, own.b1, found.w2, own.b2, *own.parameters)
         grads = (None if x is None or g is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True))
         return (None, None, None, *grads)
 
 
-def _call(grid: Grid, q: Tensor, k: Tensor, v: Tensor, wa: Tensor | None, w2: Tensor | None) -> Call:
-    return Call(q, k, v, wa, w2, grid.key_padding_mask, grid.offset if grid.causal else None)
+def _call(grid: Grid, q, k, v, of_rows: Tensor | None, of_keys: Tensor | None, wa, w2) -> Call:
+    separable = None if of_rows is None or of_keys is None else OfRowsAndKeys(of_rows, of_keys)
+    return Call(q, k, v, wa, w2, grid.key_padding_mask, grid.offset if grid.causal else None, separable)
 
 
 # B is a Python function called once per tile: torch.compile would unroll the loop for every length.

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from dape.ops.switch import WHY_OFF, kernels_mode
-from dape.positional.base import PositionalEncoding, accumulation_dtype, check_intact, require_encoding
+from dape.positional.base import PositionalEncoding, Separable, accumulation_dtype, check_intact, require_encoding
 from dape.positional.grid import Grid
 from dape.positional.positions import as_positions, require_integers
 
@@ -144,12 +144,24 @@ def _once_if_all_equal(positions: Tensor) -> Tensor:
 
 
 def _known_offset(q_pos: Tensor, k_pos: Tensor) -> int | None:
-    """Recognise consecutive positions, which allow faster computation. Not while compiling: it reads values."""
-    if torch.compiler.is_compiling() or q_pos.dim() > 1 or k_pos.dim() > 1 or not (len(q_pos) and len(k_pos)):
+    """Recognise consecutive positions, which allow faster computation; items may begin at different ones, as long as
+    queries and keys are the same distance apart. Not while compiling: it reads values."""
+    if torch.compiler.is_compiling() or not (q_pos.numel() and k_pos.numel()):
         return None
-    if bool((q_pos.diff() == 1).all()) and bool((k_pos.diff() == 1).all()):
-        return int(q_pos[0] - k_pos[0])
+    first = q_pos[..., 0] - k_pos[..., 0]
+    if all(bool((x.diff() == 1).all()) for x in (q_pos, k_pos)) and bool((first == first.flatten()[0]).all()):
+        return int(first.flatten()[0])
     return None
+
+
+def check_separable(separable: Separable, q: Tensor, k: Tensor) -> None:
+    for name, x, like in (("rows", separable.rows, q), ("keys", separable.keys, k)):
+        expected = (q.shape[0], q.shape[1], like.shape[2])
+        if x.dim() != 3 or x.shape[0] not in (1, expected[0]) or x.shape[1:] != expected[1:]:
+            raise ValueError(
+                f"{name} of a separable bias must be [batch, heads, {name}] = {list(expected)}, or [1, ...] for all "
+                f"items; got {list(x.shape)}"
+            )
 
 
 def _check_integers(name: str, values: Tensor, q: Tensor, length: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dape.ops.attention.engines.base import Call, LagTerms, RampTerms, Tables
+from dape.ops.attention.engines.base import Call, LagTerms, OfRowsAndKeys, RampTerms, Tables
 from dape.ops.attention.engines.catalogue import ENGINES
 from dape.positional.base import accumulation_dtype
 
@@ -26,6 +26,7 @@ def lag_attention(
     table: Float[Tensor, " n"] | None = None,
     rows: Float[Tensor, "#b q"] | None = None,
     kinks: Float[Tensor, " w"] | None = None,
+    separable: OfRowsAndKeys | None = None,
     key_padding_mask: Bool[Tensor, "b k"] | None,
     offset: int,
     causal: bool,
@@ -34,10 +35,12 @@ def lag_attention(
     """``A + static[lag] + w2 . leaky(wa . A + pre[lag])``; differentiable in every floating-point input.
 
     ``static`` and ``pre`` run from the largest lag, ``offset + queries - 1``, downwards; with ``table``, ``rows`` and
-    ``kinks`` they are slopes and levels (:class:`RampTerms`). ``engine``: a name from ``engines/catalogue.py``.
+    ``kinks`` they are slopes and levels (:class:`RampTerms`). ``separable`` is added to both. ``engine``: a
+    name from ``engines/catalogue.py``.
     """
     # The operator keeps its output as computed: the backward pass takes a difference in which rounding would show.
-    out, _ = _forward(q, k, v, static, wa, pre, w2, table, rows, kinks, key_padding_mask, offset, causal, engine)
+    of = separable or (None, None)
+    out, _ = _forward(q, k, v, static, wa, pre, w2, table, rows, *of, kinks, key_padding_mask, offset, causal, engine)
     return out.to(q.dtype)
 
 
@@ -55,6 +58,10 @@ def _terms(
     return RampTerms(static, pre, table, rows, kinks)
 
 
+def _separable(rows: Tensor | None, keys: Tensor | None) -> OfRowsAndKeys | None:
+    return None if rows is None or keys is None else OfRowsAndKeys(rows, keys)
+
+
 @torch.library.custom_op("dape::lag_attention", mutates_args=())
 def _forward(
     q: Tensor,
@@ -66,18 +73,20 @@ def _forward(
     w2: Tensor | None,
     table: Tensor | None,
     rows: Tensor | None,
+    of_rows: Tensor | None,
+    of_keys: Tensor | None,
     kinks: Tensor | None,
     key_padding_mask: Tensor | None,
     offset: int,
     causal: bool,
     engine: str,
 ) -> tuple[Tensor, Tensor]:
-    call = Call(q, k, v, wa, w2, key_padding_mask, offset if causal else None)
+    call = Call(q, k, v, wa, w2, key_padding_mask, offset if causal else None, _separable(of_rows, of_keys))
     return ENGINES[engine].forward(call, _terms(static, pre, table, rows, kinks))
 
 
 @_forward.register_fake
-def _(q, k, v, static, wa, pre, w2, table, rows, kinks, key_padding_mask, offset, causal, engine):
+def _(q, k, v, static, wa, pre, w2, table, rows, of_rows, of_keys, kinks, mask, offset, causal, engine):
     dtype = accumulation_dtype(q.dtype)
     batch, heads, queries, _ = q.shape
     softmax = q.new_empty(batch, heads, queries, 2, dtype=dtype)
@@ -100,27 +109,30 @@ def _backward(
     w2: Tensor | None,
     table: Tensor | None,
     rows: Tensor | None,
+    of_rows: Tensor | None,
+    of_keys: Tensor | None,
     kinks: Tensor | None,
     key_padding_mask: Tensor | None,
     offset: int,
     causal: bool,
     engine: str,
     learns_static: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, static, wa, pre, w2, table, rows; an empty tensor stands for an absent input's, and for
-    that of a static table nobody asks for (ALiBi's has nothing to learn)."""
-    call = Call(q, k, v, wa, w2, key_padding_mask, offset if causal else None)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, static, wa, pre, w2, table, rows, of_rows and of_keys; an empty tensor stands for an absent
+    input's, and for that of a static table nobody asks for (ALiBi's has nothing to learn)."""
+    call = Call(q, k, v, wa, w2, key_padding_mask, offset if causal else None, _separable(of_rows, of_keys))
     terms = _terms(static, pre, table, rows, kinks, learns_static)
     found = ENGINES[engine].backward(call, terms, grad, out, softmax)
-    wanted = (q, k, v, static if learns_static else None, wa, pre, w2, table, rows)
+    wanted = (q, k, v, static if learns_static else None, wa, pre, w2, table, rows, of_rows, of_keys)
     d_static, d_pre, *of_ramps = found.terms
-    grads = (*found[:3], d_static, found.wa, d_pre, found.w2, *(of_ramps or (None, None)))
+    others = (*(of_ramps or (None, None)), *(found.separable or (None, None)))
+    grads = (*found[:3], d_static, found.wa, d_pre, found.w2, *others)
     d_q, d_k, d_v, *others = (
         q.new_empty(0) if x is None or t is None else t.to(x.dtype) for t, x in zip(grads, wanted, strict=True)
     )
-    d_static, d_wa, d_pre, d_w2, d_table, d_rows = (x.contiguous() for x in others)
+    d_static, d_wa, d_pre, d_w2, d_table, d_rows, d_of_rows, d_of_keys = (x.contiguous() for x in others)
     d_q, d_k, d_v = (_as_announced(x, engine) for x in (d_q, d_k, d_v))
-    return d_q, d_k, d_v, d_static, d_wa, d_pre, d_w2, d_table, d_rows
+    return d_q, d_k, d_v, d_static, d_wa, d_pre, d_w2, d_table, d_rows, d_of_rows, d_of_keys
 
 
 def _as_announced(x: Float[Tensor, "b h t d"], engine: str) -> Float[Tensor, "b h t d"]:
@@ -130,10 +142,9 @@ def _as_announced(x: Float[Tensor, "b h t d"], engine: str) -> Float[Tensor, "b 
 
 
 @_backward.register_fake
-def _(
-    grad, out, softmax, q, k, v, static, wa, pre, w2, table, rows, kinks, mask, offset, causal, engine, learns_static
-):
-    learned = (static if learns_static else None, wa, pre, w2, table, rows)
+def _(grad, out, softmax, q, k, v, static, wa, pre, w2, table, rows, of_rows, of_keys, *others):
+    engine, learns_static = others[-2:]
+    learned = (static if learns_static else None, wa, pre, w2, table, rows, of_rows, of_keys)
     tables = (q.new_empty(0) if t is None else t.new_empty(t.shape) for t in learned)
     return (*(_as_announced(x.new_empty(x.shape), engine) for x in (q, k, v)), *tables)
 

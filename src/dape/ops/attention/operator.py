@@ -13,11 +13,12 @@ from dape.ops.attention.check import (
     check_causal,
     check_no_tangents,
     check_outcome,
+    check_separable,
     check_tensors,
     make_grid,
     without_autocast,
 )
-from dape.ops.attention.engines.base import Verdict
+from dape.ops.attention.engines.base import OfRowsAndKeys, Verdict
 from dape.ops.attention.engines.catalogue import ENGINES
 from dape.ops.attention.lag_tables import lag_attention
 from dape.ops.attention.memory import LagMemory, LagTables
@@ -220,6 +221,9 @@ def _choose_blocked(grid: Grid, form: ScoreForm | None, engine: str = "blocked")
         return Choice("blocked", "row blocks", "logits have no closed form: whole rows at a time")
     if grid.offset is None or grid.q_document is not None:
         return Choice("blocked", "bias tiles", "several documents, or positions that are not one consecutive run")
+    if form.source is None and form.separable is not None:
+        words = "B is a number of the query plus one of the key: two vectors serve all cells"
+        return Choice("blocked", "lag tables", words)
     if form.source is not None and form.source.at is None:
         if form.source.ramp is not None and ENGINES[engine].takes_ramps:
             words = "B is piecewise linear in a number of the lag times one of the row: small tables serve all cells"
@@ -249,7 +253,7 @@ def _run(
             return _sdpa(q, k, v, grid)
         case "bias tiles":
             assert form is not None
-            return bias_tile_attention(q, k, v, form, grid, engine=choice.impl)
+            return bias_tile_attention(q, k, v, form, grid, separable=_separable(q, k, form), engine=choice.impl)
         case "lag tables" | "lag ramps":
             assert form is not None
             return _by_lag_tables(q, k, v, pe, form, grid, memory, engine=choice.impl)
@@ -272,10 +276,11 @@ def _by_lag_tables(
     ramp = None if form.source is None or form.source.at is not None else form.source.ramp
     # Of items that share their positions, or of each.
     rows = None if ramp is None else ramp.on_rows(grid).reshape(-1, queries)
+    separable = _separable(q, k, form)
     if memory is not None and memory.serves(grid, queries, keys):
         kept, first = memory.tables(pe, keys, q.device, lambda lags: _lag_tables(form, grid, lags, heads))
         if engine == "fused":
-            return memory.prepared(form, heads).attend(q, k, v, grid.key_padding_mask, first, rows)
+            return memory.prepared(form, heads).attend(q, k, v, grid.key_padding_mask, first, rows, separable)
         tables = kept.part(first, count)
     else:
         lags = (grid.offset + queries - 1) - torch.arange(count, device=q.device)
@@ -291,11 +296,33 @@ def _by_lag_tables(
         table=tables.table,
         rows=rows,
         kinks=tables.kinks,
+        separable=separable,
         key_padding_mask=grid.key_padding_mask,
         offset=grid.offset,
         causal=grid.causal,
         engine=engine,
     )
+
+
+def _separable(q: Tensor, k: Tensor, form: ScoreForm) -> OfRowsAndKeys | None:
+    """What queries and keys add to static and pre: the latter is linear in B, so wb (u_i + v_j) is again such a sum."""
+    if form.separable is None:
+        return None
+    check_separable(form.separable, q, k)
+    exact = torch.float32 if q.device.type == "mps" else torch.float64
+
+    # What all keys have in common, the rows take: gradients of wb are sums of products with both, and would cancel.
+    rows, keys = (x.to(exact) for x in form.separable)
+    common = keys.detach().mean(-1, keepdim=True)
+
+    def of(x: Float[Tensor, "#b h n"]) -> Float[Tensor, "#b c n"]:
+        mix = form.mix
+        if mix is None:
+            return x
+        hidden = x.new_zeros(len(x), len(mix.b1), x.shape[2]) if mix.wb is None else mix.wb.to(exact) @ x
+        return torch.cat([x if form.adds_bias else torch.zeros_like(x), hidden], dim=1)
+
+    return OfRowsAndKeys(of(rows + common), of(keys - common))
 
 
 def _lag_tables(form: ScoreForm, grid: Grid, lags: Int[Tensor, " n"], heads: int) -> LagTables:

@@ -5,7 +5,8 @@
 forward and backward, without ever holding a whole matrix. Everything of the logits that no content enters, its *terms*,
 comes in one of three kinds: tables over lags (:class:`LagTerms`), functions of one number per cell
 (:class:`RampTerms`), or evaluated on cells (:class:`CellTerms`). A further kind of term is a further class here, and a
-further branch in each engine.
+further branch in each engine. In addition to any of them, static and pre may have a part that is a number of the query
+plus one of the key (:class:`OfRowsAndKeys`), into which content may enter.
 """
 
 from abc import ABC, abstractmethod
@@ -35,8 +36,21 @@ class Verdict:
         return cls(why_not is None, why_not or "")
 
 
+class OfRowsAndKeys(NamedTuple):
+    """Added to static and pre: ``rows[..., i] + keys[..., j]`` in every channel, heads first, then hidden units. In
+    float64: the two may be large and nearly cancel."""
+
+    rows: Float[Tensor, "#b c q"]
+    keys: Float[Tensor, "#b c k"]
+
+    def halves(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        """Rows and keys, each as a sum of two numbers of ``dtype``."""
+        rounded = [x.to(dtype) for x in self]
+        return [(high, (x - high).to(dtype)) for x, high in zip(self, rounded, strict=True)]
+
+
 class Call(NamedTuple):
-    """What enters attention beside the terms."""
+    """What enters attention beside the terms of position."""
 
     q: Float[Tensor, "b h q d"]
     k: Float[Tensor, "b g k d"]
@@ -46,6 +60,7 @@ class Call(NamedTuple):
     key_padding_mask: Bool[Tensor, "b k"] | None
     causal_offset: int | None
     """Row i sees the first causal_offset + i + 1 keys; None: all of them, but for what the terms hide."""
+    separable: OfRowsAndKeys | None = None
 
     @property
     def queries(self) -> int:
@@ -142,6 +157,8 @@ class Found(NamedTuple):
     terms: Any
     """Of tables: those of static and pre, and of ramps those of table and rows too. Of terms on cells: the sums they
     gave."""
+    separable: OfRowsAndKeys | None = None
+    """Of every item for itself, or shared like what they belong to."""
 
 
 class Engine(Protocol):
@@ -218,7 +235,8 @@ class KernelEngine(ABC):
                 own = terms.on_rows(block, backward=True)
                 of_terms.add(own, *found.rows(self.cells(attention, call, own, block), block))
         d_wa, d_w2 = (None, None) if call.wa is None else (found.d_wa, found.d_w2)
-        return Found(found.d_q, found.d_k, found.d_v, d_wa, d_w2, of_terms)
+        separable = None if call.separable is None else found.d_separable
+        return Found(found.d_q, found.d_k, found.d_v, d_wa, d_w2, of_terms, separable)
 
     def _blocks(self, call: Call, terms: RowTerms) -> Iterator[RowBlock]:
         batch, heads, queries, _ = call.q.shape

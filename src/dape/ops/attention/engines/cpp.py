@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dape.ops.attention.engines.base import Call, KernelEngine, RampTerms, RowBlock, Tables, Verdict
+from dape.ops.attention.engines.base import Call, KernelEngine, OfRowsAndKeys, RampTerms, RowBlock, Tables, Verdict
 from dape.ops.attention.fused import library
 from dape.ops.attention.fused.available import why_not_compiled
 from dape.ops.attention.fused.run import LOG2_E, Attention, Mixer, Ramps, Term, Terms, outputs
@@ -31,8 +31,15 @@ class Cpp(KernelEngine):
 
     def attention(self, call: Call) -> Attention:
         mixer = None if call.wa is None or call.w2 is None else Mixer(call.wa, call.w2)
-        padding = call.key_padding_mask
-        return Attention(call.q, call.k, call.v, mixer, causal_offset=call.causal_offset, key_padding_mask=padding)
+        return Attention(
+            call.q,
+            call.k,
+            call.v,
+            mixer,
+            causal_offset=call.causal_offset,
+            key_padding_mask=call.key_padding_mask,
+            separable=call.separable,
+        )
 
     def outputs(self, call: Call) -> tuple[Tensor, Tensor]:
         return outputs(call.q, call.v)
@@ -95,11 +102,13 @@ class Prepared:
         key_padding_mask: Tensor | None,
         first: int,
         rows: Float[Tensor, "#b q"] | None,
+        separable: OfRowsAndKeys | None,
     ) -> Float[Tensor, "b h q e"]:
         """Queries that are the last of the keys; ``first``: the entry for key 0 and the last query; ``rows``: for
         ramps."""
         queries, keys = q.shape[2], k.shape[2]
-        attention = Attention(q, k, v, self.mixer, causal_offset=keys - queries, key_padding_mask=key_padding_mask)
+        given = {"key_padding_mask": key_padding_mask, "separable": separable}
+        attention = Attention(q, k, v, self.mixer, causal_offset=keys - queries, **given)
         out, softmax = outputs(q, v)
         if isinstance(self.terms, Ramps):
             assert rows is not None

@@ -12,7 +12,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dape.ops.attention import tiles
-from dape.ops.attention.engines.base import Call, CellTerms, Found, LagTerms, RampTerms, Tables, Verdict
+from dape.ops.attention.engines.base import (
+    Call,
+    CellTerms,
+    Found,
+    LagTerms,
+    OfRowsAndKeys,
+    RampTerms,
+    Tables,
+    Verdict,
+)
 from dape.ops.attention.tiles import LOG2_E, TermSums, TileTerms, join_parts
 from dape.ops.attention.tiles import Call as TileCall
 from dape.ops.attention.tiling import Tile
@@ -37,17 +46,22 @@ class Tiles:
     def backward(self, call: Call, terms: Tables | CellTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found:
         d_q, sums = tiles.run_backward(*_for_tiles(call, terms), grad, out, softmax)
         d_wa, d_w2 = (None, None) if sums.mixer is None else (sums.mixer.wa, sums.mixer.w2)
-        of_terms = sums.terms.total() if isinstance(sums.terms, _TableSums | RampSums) else sums.terms
-        return Found(d_q, join_parts(sums.dk), join_parts(sums.dv), d_wa, d_w2, of_terms)
+        own, separable = sums.terms, None
+        if isinstance(own, SeparableSums):
+            own, separable = own.inner, own.total()
+        of_terms = own.total() if isinstance(own, _TableSums | RampSums) else own
+        return Found(d_q, join_parts(sums.dk), join_parts(sums.dv), d_wa, d_w2, of_terms, separable)
 
 
 def _for_tiles(call: Call, terms: Tables | CellTerms) -> tuple[TileCall, tiles.Terms]:
     in_parts = TileCall(call.q, call.k, call.v, call.wa, call.w2, causal_offset=call.causal_offset)
     if isinstance(terms, LagTerms):
-        return in_parts, LagTiles(in_parts, call, terms)
-    if isinstance(terms, RampTerms):
-        return in_parts, RampTiles(in_parts, terms, LagTiles(in_parts, call, LagTerms(None, None)))
-    return in_parts, terms
+        on_tiles = LagTiles(in_parts, call, terms)
+    elif isinstance(terms, RampTerms):
+        on_tiles = RampTiles(in_parts, terms, LagTiles(in_parts, call, LagTerms(None, None)))
+    else:
+        on_tiles = terms
+    return in_parts, on_tiles if call.separable is None else SeparableTiles(in_parts, call.separable, on_tiles)
 
 
 class LagTiles:
@@ -223,6 +237,65 @@ class RampSums:
         # A slope is what all changes up to its own add up to, and the next change is reckoned from it.
         found[:, self._terms.pieces] = d - torch.nn.functional.pad(d, (0, 0, 0, 1))[:, 1:]
         return found
+
+
+class SeparableTiles:
+    """What rows and keys add of their own, on top of other terms."""
+
+    shared_by_items = False
+
+    def __init__(self, call: TileCall, given: OfRowsAndKeys, inner: tiles.Terms) -> None:
+        self.call, self.inner = call, inner
+        halves = [[x.transpose(0, 1).unsqueeze(-1) for x in half] for half in given.halves(call.dtype)]
+        self.rows = [x.flip(2) for x in halves[0]]  # [c, #b, q, 1], as tiles have them
+        self.keys = [x.transpose(2, 3) for x in halves[1]]  # [c, #b, 1, k]
+
+    def part(self, tile: Tile, x: Tensor, along: slice, dim: int) -> Tensor:
+        items = slice(None) if x.shape[1] == 1 else slice(tile.b0, tile.b1)
+        return x[:, items, along] if dim == 2 else x[:, items, :, along]
+
+    def rows_of(self, tile: Tile) -> slice:
+        return slice(self.call.queries - tile.i1, self.call.queries - tile.i0)
+
+    def on(self, tile: Tile, *, backward: bool = False) -> TileTerms:
+        terms, rows, keys = self.inner.on(tile, backward=backward), self.rows_of(tile), slice(tile.keys)
+        halves = zip(self.rows, self.keys, strict=True)
+        high, low = (self.part(tile, r, rows, 2) + self.part(tile, k, keys, 3) for r, k in halves)
+        added = high.add_(low)
+        static, pre = added[: self.call.heads] * LOG2_E, added[self.call.heads :]
+        return TileTerms(
+            static=static if terms.static is None else static + terms.static,
+            pre=None if terms.pre is None else pre + terms.pre,
+            bias=terms.bias,
+        )
+
+    def sums(self) -> "SeparableSums":
+        return SeparableSums(self)
+
+
+class SeparableSums:
+    def __init__(self, terms: SeparableTiles) -> None:
+        self._terms, self.inner = terms, terms.inner.sums()
+        self._rows, self._keys = torch.zeros_like(terms.rows[0]), torch.zeros_like(terms.keys[0])
+
+    def add_tile(self, tile: Tile, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
+        self.inner.add_tile(tile, terms, d_logits, d_hidden)
+        own, heads = self._terms, len(d_logits)
+        for total, along, dim in ((self._rows, own.rows_of(tile), 2), (self._keys, slice(tile.keys), 3)):
+            part = own.part(tile, total, along, dim)
+            for to, x in ((part[:heads], d_logits), (part[heads:], d_hidden)):
+                if x is not None:
+                    to.add_(x.sum(5 - dim, keepdim=True).sum_to_size(to.shape))
+
+    def add_(self, other: TermSums) -> None:
+        assert isinstance(other, SeparableSums)
+        self.inner.add_(other.inner)
+        self._rows.add_(other._rows)
+        self._keys.add_(other._keys)
+
+    def total(self) -> OfRowsAndKeys:
+        rows, keys = self._rows.squeeze(-1).flip(2), self._keys.squeeze(2)
+        return OfRowsAndKeys(rows.transpose(0, 1), keys.transpose(0, 1))
 
 
 def _diagonals(x: Float[Tensor, "c r k"]) -> Float[Tensor, "c n"]:

@@ -10,210 +10,23 @@
 // evaluated for these rows (row stride = number of keys): a term's address is base + item + channel + row + key strides.
 // Terms that are piecewise linear in one number of each cell (FIRE) are evaluated here, a row at a time: see Ramp.
 //
-// No headers but the standard library's: it compiles in seconds. Threads are those of torch's own OpenMP pool; what each
+// No headers but our own and the standard library's: it compiles in seconds. Threads are those of torch's own OpenMP pool; what each
 // of them does is fixed by its number, so the same number of threads gives the same bits. Memory belongs to the caller.
 
-#include <cmath>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <omp.h>
-
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
+#include "strips.h"
 
 namespace {
 
-typedef float Vec __attribute__((vector_size(4 * LANES)));
-typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
-typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));  // anywhere in memory
-
-constexpr long BLOCK = 64;       // keys of a tile
 constexpr long MOST_ROWS = 36;   // query rows of a tile
 constexpr long CHUNK = 4;        // rows whose hidden units are kept for the products over cells
 constexpr long CHUNK_ROW = CHUNK * BLOCK + 16;  // of one hidden unit; apart as the heads of a tile are
 constexpr long TILE_BYTES = 256 << 10;
-constexpr float SLOPE = 0.01f;
-constexpr float LOWEST = -3.0e38f;
-constexpr float LOG_2 = 0.69314718056f;
-
-inline Vec load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
-inline void store(float* p, Vec x) { *reinterpret_cast<Loose*>(p) = x; }
-inline Vec all(float x) { return x - Vec{}; }  // x + 0 would not be free: it changes -0
-inline long padded(long n) { return (n + LANES - 1) / LANES * LANES; }
-inline long least(long a, long b) { return a < b ? a : b; }
-inline long most(long a, long b) { return a > b ? a : b; }
-
-// 2^x for x up to 127, 0 below -127, NaN stays NaN. The polynomial is 2^f on [-1/2, 1/2] to one unit in the last place.
-inline Vec power_of_2(Vec x) {
-  x = x < -127.0f ? all(-127.0f) : x;
-  const Vec shifted = x + 12582912.0f;  // 1.5 * 2^23: the sum's last bits are the rounded x
-  const Vec f = x - (shifted - 12582912.0f);
-  Vec p = all(1.5403530393381609954e-4f);
-  p = p * f + 1.3333558146428443423e-3f;
-  p = p * f + 9.6181291076284771619e-3f;
-  p = p * f + 5.5504108664821579953e-2f;
-  p = p * f + 2.4022650695910071233e-1f;
-  p = p * f + 6.9314718055994530942e-1f;
-  p = p * f + 1.0f;
-  return p * (Vec)(((Ints)shifted + (127 - 0x4B400000)) << 23);  // casts of vectors keep the bits
-}
-
-// The other half of the lanes beside each lane: halves meet in as few steps as there are.
-inline Vec turned(Vec x, int by) {
-  Ints from;
-  for (int i = 0; i < LANES; i++) from[i] = i ^ by;
-  return __builtin_shuffle(x, from);
-}
-
-inline float sum(Vec x) {
-#pragma GCC unroll 4
-  for (int by = LANES / 2; by; by /= 2) x += turned(x, by);
-  return x[0];
-}
-
-inline float largest(Vec x) {
-#pragma GCC unroll 4
-  for (int by = LANES / 2; by; by /= 2) {
-    const Vec y = turned(x, by);
-    x = y > x ? y : x;
-  }
-  return x[0];
-}
-
-// Matrix products ----------------------------------------------------------------------------------------------------
-
-// What becomes of a product: C = P, C += P, C = I + P, C = I + X + P, C = leaky(I + P), C = leaky'(X) * P.
-enum End { SET, ADD, ONTO, ONTO_BOTH, LEAKY, LEAKY_SLOPE_OF };
-
-struct Strided {
-  const float* at;
-  long row;
-};
-
-// C[M, V vectors] from A[M, K] (any strides) and B[K, ...] (consecutive columns), accumulated in registers.
-template <int M, int V, End END>
-inline void __attribute__((always_inline)) block_product(
-    long K, const float* A, long a_row, long a_col, const float* B, long b_row, Strided I, Strided X, float* C, long c_row) {
-  Vec sums[M][V];
-#pragma GCC unroll 8
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) {
-      if constexpr (END == SET || END == LEAKY_SLOPE_OF) sums[m][v] = Vec{};
-      else if constexpr (END == ADD) sums[m][v] = load(C + m * c_row + v * LANES);
-      else sums[m][v] = load(I.at + m * I.row + v * LANES);
-      if constexpr (END == ONTO_BOTH) sums[m][v] += load(X.at + m * X.row + v * LANES);
-    }
-  for (long k = 0; k < K; k++) {
-    Vec b[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) b[v] = load(B + k * b_row + v * LANES);
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-      const Vec a = all(A[m * a_row + k * a_col]);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) sums[m][v] += a * b[v];
-    }
-  }
-#pragma GCC unroll 8
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) {
-      Vec s = sums[m][v];
-      if constexpr (END == LEAKY) s = s > s * SLOPE ? s : s * SLOPE;
-      if constexpr (END == LEAKY_SLOPE_OF) s = load(X.at + m * X.row + v * LANES) > 0.0f ? s : s * SLOPE;
-      store(C + m * c_row + v * LANES, s);
-    }
-}
-
-template <int M, End END>
-void row_product(long N, long K, const float* A, long a_row, long a_col, const float* B, long b_row, Strided I, Strided X,
-                 float* C, long c_row) {
-  long n = 0;
-  for (; n + 2 * LANES <= N; n += 2 * LANES)
-    block_product<M, 2, END>(K, A, a_row, a_col, B + n, b_row, {I.at + n, I.row}, {X.at + n, X.row}, C + n, c_row);
-  if (n < N)
-    block_product<M, 1, END>(K, A, a_row, a_col, B + n, b_row, {I.at + n, I.row}, {X.at + n, X.row}, C + n, c_row);
-}
-
-// N is a multiple of LANES. Six rows fill the registers of AVX2; four are the least that hide the latency.
-template <End END>
-void product(long M, long N, long K, const float* A, long a_row, long a_col, const float* B, long b_row, float* C, long c_row,
-             Strided I = {nullptr, 0}, Strided X = {nullptr, 0}) {
-  for (long m = 0; m < M;) {
-    const long left = M - m;
-    const float* a = A + m * a_row;
-    float* c = C + m * c_row;
-    const Strided i = {I.at + m * I.row, I.row}, x = {X.at + m * X.row, X.row};
-    if (left == 6 || left >= 7) row_product<6, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 6;
-    else if (left >= 4) row_product<4, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 4;
-    else if (left >= 2) row_product<2, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 2;
-    else row_product<1, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 1;
-  }
-}
-
-// total[m, n, lane] += x[m, cell] y[n, cell] over the cells of some rows, each of `width` cells, BLOCK apart.
-template <int M, int N>
-inline void cell_block(long rows, long width, const float* x, long x_row, const float* y, long y_row, float* total, long t_row) {
-  Vec sums[M][N];
-#pragma GCC unroll 4
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-    for (int n = 0; n < N; n++) sums[m][n] = load(total + m * t_row + n * LANES);
-  for (long r = 0; r < rows; r++)
-    for (long c = r * BLOCK; c < r * BLOCK + width; c += LANES) {
-      Vec b[N];
-#pragma GCC unroll 4
-      for (int n = 0; n < N; n++) b[n] = load(y + n * y_row + c);
-#pragma GCC unroll 4
-      for (int m = 0; m < M; m++) {
-        const Vec a = load(x + m * x_row + c);
-#pragma GCC unroll 4
-        for (int n = 0; n < N; n++) sums[m][n] += a * b[n];
-      }
-    }
-#pragma GCC unroll 4
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-    for (int n = 0; n < N; n++) store(total + m * t_row + n * LANES, sums[m][n]);
-}
-
-template <int M>
-void cell_rows(long N, long rows, long width, const float* x, long x_row, const float* y, long y_row, float* total) {
-  const long t_row = N * LANES;
-  for (long n = 0; n < N;) {
-    const float* from = y + n * y_row;
-    float* to = total + n * LANES;
-    const long left = N - n;
-    if (left == 3 || left >= 5) cell_block<M, 3>(rows, width, x, x_row, from, y_row, to, t_row), n += 3;
-    else if (left >= 2) cell_block<M, 2>(rows, width, x, x_row, from, y_row, to, t_row), n += 2;
-    else cell_block<M, 1>(rows, width, x, x_row, from, y_row, to, t_row), n += 1;
-  }
-}
-
-void cell_products(long M, long N, long rows, long width, const float* x, long x_row, const float* y, long y_row, float* total) {
-  long m = 0;
-  for (; m + 4 <= M; m += 4) cell_rows<4>(N, rows, width, x + m * x_row, x_row, y, y_row, total + m * N * LANES);
-  for (; m < M; m++) cell_rows<1>(N, rows, width, x + m * x_row, x_row, y, y_row, total + m * N * LANES);
-}
 
 }  // namespace
 
 // The interface ------------------------------------------------------------------------------------------------------
 
 extern "C" {
-
-// Strides in numbers, not bytes; the last dimension is consecutive.
-struct View {
-  float* at;
-  long item, head, row;
-};
 
 // Static and pre as piecewise linear functions of u = table[lag] * rows[row]. Piece p lies above kinks[p - 1], up to and
 // with kinks[p].
@@ -226,12 +39,22 @@ struct Ramp {
   const float *slopes, *levels;  // [pieces, heads + hidden]
 };
 
+// What is added to static and pre: a number of the row and one of the key, for every channel (heads, then hidden units), each
+// in two parts, as a sum of which the first may be 1e4 and cancel.
+struct Separable {
+  const float *rows, *rows_low;  // [item, channel, row]; null if there is none
+  long row_item, row_channel;    // strides; 0 for items if they share
+  const float *keys, *keys_low;  // [item, channel, keys padded to BLOCK]
+  long key_item, key_channel;
+};
+
 struct Call {
   long batch, heads, kv_heads, queries, keys, width, value_width, hidden, threads;
   long causal, offset;  // row i of a causal call sees the first offset + i + 1 keys
   const float *wa, *w2;  // [hidden, heads], [heads, hidden]; unused if hidden is 0
   View fixed, pre;       // static and pre: "head" is the stride of their channels; absent if `at` is null
   Ramp ramp;             // in place of both
+  Separable separable;   // in addition
   const float* mask;     // [batch, keys padded to BLOCK]: 0 or -inf; or null
   View q;                // packed rows
   View k_panels, v_rows; // packed (see Layout)
@@ -262,6 +85,8 @@ struct Backward {
   long table_span;
   float* d_rows;                // [batch, queries]: every row has one thread
   float *d_slopes, *d_levels;   // [threads, pieces, heads + hidden]
+  View d_of_rows;               // separable: [item, channel, row], "head" is the stride of channels
+  float* d_of_keys;             // [parts, item, channel, keys padded to BLOCK]
 };
 
 long dape_lanes() { return LANES; }
@@ -271,68 +96,30 @@ long dape_sizes() { return sizeof(Call) * 10000 + sizeof(Backward); }
 
 // How [item, head, row, width] is laid out for the products; what is padded is 0. ROWS: rows of padded width.
 // BLOCKED_ROWS: as many rows as fill blocks. PANELS: [block][width][BLOCK], every block of rows transposed; the block of
-// rows that begins with `key` is key * width numbers away, as if it were rows.
-enum Layout { ROWS, BLOCKED_ROWS, PANELS };
+// rows that begins with `key` is key * width numbers away, as if it were rows. KEY_STRIPS, WIDTH_STRIPS: strips of rows,
+// transposed, and of columns (see strips.h); they too are found as if they were rows.
+enum Layout { ROWS, BLOCKED_ROWS, PANELS, KEY_STRIPS, WIDTH_STRIPS };
 
-}  // extern "C"
-
-namespace {
-
-// Columns become rows: LANES rows of LANES numbers each.
-inline void transpose(const float* from, long from_row, float* to, long to_row) {
-  Ints low, high;  // x0 y0 x1 y1 ... of the first halves of two vectors, and of their second halves
-  for (int i = 0; i < LANES; i++) low[i] = i / 2 + i % 2 * LANES, high[i] = low[i] + LANES / 2;
-  Vec x[LANES], y[LANES];
-#pragma GCC unroll 16
-  for (int i = 0; i < LANES; i++) x[i] = load(from + i * from_row);
-#pragma GCC unroll 4
-  for (int step = 1; step < LANES; step *= 2) {
-#pragma GCC unroll 8
-    for (int i = 0; i < LANES / 2; i++) {
-      y[2 * i] = __builtin_shuffle(x[i], x[i + LANES / 2], low);
-      y[2 * i + 1] = __builtin_shuffle(x[i], x[i + LANES / 2], high);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) x[i] = y[i];
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < LANES; i++) store(to + i * to_row, x[i]);
-}
-
-inline void pack_row(const float* from, long width, float factor, float* to) {
-  for (long n = 0; n < width; n++) to[n] = from[n] * factor;
-}
-
-// Up to LANES rows of a panel; `to` is the place of the first in it.
-inline void pack_columns(const float* from, long from_row, long rows, long width, float* to) {
-  long n = 0;
-  if (rows == LANES)
-    for (; n + LANES <= width; n += LANES) transpose(from + n, from_row, to + n * BLOCK, BLOCK);
-  for (; n < width; n++)
-    for (long r = 0; r < rows; r++) to[n * BLOCK + r] = from[r * from_row + n];
-}
-
-// The place of row r in panels.
-inline long in_panels(long r, long width) { return r / BLOCK * BLOCK * width + r % BLOCK; }
-
-}  // namespace
-
-extern "C" {
+long dape_strip() { return STRIP; }
 
 // `factor` is for rows only.
 void dape_pack(long batch, long heads, long rows, long width, View from, float factor, float* to, long layout, long threads) {
-  const long row_width = layout == PANELS ? width : padded(width);
+  const bool transposed = layout == PANELS || layout == KEY_STRIPS;
+  const long row_width = transposed ? width : layout == WIDTH_STRIPS ? whole_strips(width) : padded(width);
   const long all_rows = layout == ROWS ? rows : (rows + BLOCK - 1) / BLOCK * BLOCK;
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (long x = 0; x < batch * heads; x++) {
     const float* source = from.at + x / heads * from.item + x % heads * from.head;
     float* target = to + x * all_rows * row_width;
-    if (layout == PANELS || all_rows > rows || row_width > width) std::memset(target, 0, 4 * all_rows * row_width);
-    if (layout == PANELS)
-      for (long r = 0; r < rows; r += LANES)
-        pack_columns(source + r * from.row, from.row, least(LANES, rows - r), width, target + in_panels(r, width));
-    else
-      for (long r = 0; r < rows; r++) pack_row(source + r * from.row, width, factor, target + r * row_width);
+    if (all_rows > rows || row_width > width) std::memset(target, 0, 4 * all_rows * row_width);
+    for (long r = 0; r < rows; r += transposed ? LANES : 1) {
+      const float* row = source + r * from.row;
+      const long some = least(LANES, rows - r);
+      if (layout == PANELS) pack_columns(row, from.row, some, width, target + in_panels(r, width));
+      else if (layout == KEY_STRIPS) pack_columns(row, from.row, some, width, target + in_strips(r, width), STRIP);
+      else if (layout == WIDTH_STRIPS) pack_row_in_strips(row, width, r, target);
+      else pack_row(row, width, factor, target + r * row_width);
+    }
   }
 }
 
@@ -357,31 +144,6 @@ struct Shape {
 // How many keys row i sees.
 inline long seen(const Call& c, long i) { return c.causal ? most(0, least(c.keys, c.offset + i + 1)) : c.keys; }
 
-struct Scratch {
-  float* memory;
-  float* next;
-  explicit Scratch(long numbers) {
-    memory = static_cast<float*>(std::aligned_alloc(64, (numbers * 4 + 4096) / 64 * 64));
-    next = memory;
-#ifdef DAPE_NAN_SCRATCH  // for tests: whatever is read before it was written shows
-    for (long n = 0; memory && n < numbers; n++) memory[n] = NAN;
-#endif
-  }
-  ~Scratch() { std::free(memory); }
-  // Says so if there was no memory: nothing can be thrown out of a parallel region.
-  bool missing(long& failed) const {
-    if (!memory) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
-    return !memory;
-  }
-  float* take(long numbers) {
-    float* found = next;
-    next += (numbers + 15) / 16 * 16;
-    return found;
-  }
-};
-
-
-inline float* number(const View& x, long item, long head, long row) { return x.at + item * x.item + head * x.head + row * x.row; }
 inline const float* term(const View& t, long item, long row, long key) { return t.at + item * t.item + row * t.row + key; }
 inline long groups(const Call& c) { return c.heads / c.kv_heads; }
 inline long key_blocks(const Call& c) { return (c.keys + BLOCK - 1) / BLOCK; }
@@ -399,27 +161,28 @@ inline void pack_rows(const View& from, long b, long heads, long rows, long widt
     for (long h = 0; h < heads; h++) pack_row(number(from, b, h, r), width, factor, number(to, 0, h, r));
 }
 
-inline void pack_panels(const View& from, long b, long heads, long rows, long width, const View& to) {
+inline void pack_key_strips(const View& from, long b, long heads, long rows, long width, const View& to) {
   for (long r = 0; r < rows; r += LANES)
-    for (long h = 0; h < heads; h++)
-      pack_columns(number(from, b, h, r), from.row, least(LANES, rows - r), width, number(to, 0, h, 0) + in_panels(r, width));
+    for (long h = 0; h < heads; h++) {
+      float* at = number(to, 0, h, 0) + in_strips(r, width);
+      pack_columns(number(from, b, h, r), from.row, least(LANES, rows - r), width, at, STRIP);
+    }
 }
 
-// Scores of all heads: rows i0... of a tile against a block of keys, `width` of them (padded).
-void scores(const Call& c, const Shape& s, long b, long i0, long rows, long key, long width, float* S) {
+inline void pack_width_strips(const View& from, long b, long heads, long rows, long width, const View& to) {
+  for (long r = 0; r < rows; r++)
+    for (long h = 0; h < heads; h++) pack_row_in_strips(number(from, b, h, r), width, r, number(to, 0, h, 0));
+}
+
+// C = A x' of all heads, [head, row, key]: rows i0... of a tile against a block of keys, `width` of them (padded). `then` is
+// what is needed next.
+void with_keys(const Call& c, const Shape& s, const View& A, long b, long i0, long rows, const View& x, long x_width, long key,
+               long width, const float* then, float* C) {
   for (long h = 0; h < c.heads; h++) {
-    const float* panel = number(c.k_panels, b, h / groups(c), key);
-    product<SET>(rows, width, c.width, number(c.q, b, h, i0), c.q.row, 1, panel, BLOCK, S + h * s.plane, BLOCK);
+    const float* next = h + 1 < c.heads ? number(x, b, (h + 1) / groups(c), key) : then;
+    strip_product<SET>(rows, width, x_width, number(A, b, h, i0), A.row, 1, number(x, b, h / groups(c), key), x_width * STRIP, next,
+                       C + h * s.plane, BLOCK);
   }
-}
-
-inline float dot(const float* x, const float* y, long width) {
-  Vec sums{};
-  long n = 0;
-  for (; n + LANES <= width; n += LANES) sums += load(x + n) * load(y + n);
-  float total = sum(sums);
-  for (; n < width; n++) total += x[n] * y[n];
-  return total;
 }
 
 // The same from keys as they are: to decode a few rows, packing them would cost more than it saves.
@@ -452,16 +215,17 @@ struct Stretch {
   long low, high;  // pieces
 };
 
-// A row against a block of keys, where terms are ramps: what a thread works with.
+// A row against a block of keys, where terms are ramps or separable: what a thread works with.
 struct RampRow {
   float *u, *du;  // [key]
   float* terms;   // [head or hidden unit, key]
   long count;
   Stretch stretches[VECTORS];
   static long channels(const Call& c) { return c.heads + c.hidden; }
-  static long numbers(const Call& c) { return c.ramp.table ? (channels(c) + 2) * BLOCK + 64 : 0; }
+  static bool needed(const Call& c) { return c.ramp.table || c.separable.rows; }
+  static long numbers(const Call& c) { return needed(c) ? (channels(c) + 2) * BLOCK + 64 : 0; }
   RampRow(const Call& c, Scratch& scratch) : count(0) {
-    if (!c.ramp.table) return;
+    if (!needed(c)) return;
     u = scratch.take(BLOCK), du = scratch.take(BLOCK), terms = scratch.take(channels(c) * BLOCK);
   }
 };
@@ -521,6 +285,20 @@ void evaluate_ramps(const Call& c, long b, long i, long key, long width, RampRow
     for (long n = hidden_from; n < width; n++) row.terms[h * BLOCK + n] = -INFINITY;
 }
 
+// To the terms of some channels, `first` the first of them, wherever they are: what the row and its keys have of their own.
+void add_separable(const Call& c, long b, long i, long key, long width, long first, long channels, float factor, Strided from,
+                   float* to) {
+  const Separable& s = c.separable;
+  for (long channel = first; channel < first + channels; channel++, from.at += from.row, to += BLOCK) {
+    const long of_row = b * s.row_item + channel * s.row_channel + i, of_key = b * s.key_item + channel * s.key_channel + key;
+    const float row = s.rows[of_row], low = s.rows_low[of_row];
+    for (long n = 0; n < width; n += LANES) {
+      const Vec x = (load(s.keys + of_key + n) + row) + (load(s.keys_low + of_key + n) + low);
+      store(to + n, load(from.at + n) + x * factor);
+    }
+  }
+}
+
 // One row of a tile: hidden units [hidden, ...] into H, and masked logits into L, which may be S.
 void mix(const Call& c, const Shape& s, long b, long i, long key, long width, const float* S, float* H, long h_row, float* L,
          RampRow& ramps) {
@@ -530,6 +308,12 @@ void mix(const Call& c, const Shape& s, long b, long i, long key, long width, co
   if (c.ramp.table) {
     evaluate_ramps(c, b, i, key, width, ramps);
     fixed = {ramps.terms, BLOCK}, pre = {ramps.terms + c.heads * BLOCK, BLOCK};
+  }
+  if (c.separable.rows) {  // there are other terms whenever there are these
+    float* hidden = ramps.terms + c.heads * BLOCK;
+    add_separable(c, b, i, key, width, 0, c.heads, 1.0f / LOG_2, fixed, ramps.terms);
+    if (c.hidden) add_separable(c, b, i, key, width, c.heads, c.hidden, 1.0f, pre, hidden);
+    fixed = {ramps.terms, BLOCK}, pre = {hidden, BLOCK};
   }
   if (c.hidden) {
     product<LEAKY>(c.hidden, width, c.heads, c.wa, c.heads, 1, S, s.plane, H, h_row, pre);
@@ -570,33 +354,14 @@ struct ForwardPlanes {
   }
 };
 
-// Logits of one head's row become weights under the largest logit so far.
-inline void weigh(float* L, long width, long whole, float& top, float& total, float& rescale) {
-  Vec high = all(top);
-  for (long n = 0; n < width; n += LANES) {
-    const Vec x = load(L + n);
-    high = x > high ? x : high;
-  }
-  const float now = largest(high);
-  rescale = top == now ? 1.0f : top == LOWEST ? 0.0f : std::exp2(top - now);
-  Vec added{};
-  for (long n = 0; n < width; n += LANES) {
-    const Vec w = power_of_2(load(L + n) - now);
-    store(L + n, w);
-    added += w;
-  }
-  for (long n = width; n < whole; n += LANES) store(L + n, Vec{});
-  total = total * rescale + sum(added);
-  top = now;
-}
-
 // Keys first ... last of some rows, added to what O and the softmax have seen so far.
 void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long first, long last, const ForwardPlanes& p) {
   const long e = padded(c.value_width);
   float* S = p.S;
   for (long key = first; key < last; key += BLOCK) {
     const long count = least(BLOCK, last - key), whole = padded(count);
-    (c.few_rows ? scores_of_rows : scores)(c, s, b, i0, rows, key, whole, S);
+    if (c.few_rows) scores_of_rows(c, s, b, i0, rows, key, whole, S);
+    else with_keys(c, s, c.q, b, i0, rows, c.k_panels, c.width, key, whole, number(c.v_rows, b, 0, key), S);
     for (long r = 0; r < rows; r++) {
       const long width = padded(most(0, least(count, seen(c, i0 + r) - key)));
       if (width) mix(c, s, b, i0 + r, key, width, S + r * BLOCK, p.H, BLOCK, S + r * BLOCK, *p.ramps);
@@ -616,7 +381,8 @@ void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long 
         add_values(c, b, h, rows, key, count, S + h * s.plane, o);
         continue;
       }
-      product<ADD>(rows, e, whole, S + h * s.plane, BLOCK, 1, number(c.v_rows, b, h / groups(c), key), e, o, e);
+      const float* next = h + 1 < c.heads ? number(c.v_rows, b, (h + 1) / groups(c), key) : number(c.k_panels, b, 0, key + BLOCK);
+      strip_product<ADD>(rows, e, whole, S + h * s.plane, BLOCK, 1, number(c.v_rows, b, h / groups(c), key), BLOCK * STRIP, next, o, e);
     }
   }
 }
@@ -678,19 +444,19 @@ struct OwnItem {
   Call call;
   static long numbers(const Call& c) {
     const long keys = key_blocks(c) * BLOCK;
-    return !c.apart ? 0 : c.heads * c.queries * padded(c.width) + c.kv_heads * keys * (c.width + padded(c.value_width)) + 64;
+    return !c.apart ? 0 : c.heads * c.queries * padded(c.width) + c.kv_heads * keys * (c.width + whole_strips(c.value_width)) + 64;
   }
   OwnItem(const Call& c, Scratch& scratch) : call(c) {
     if (!c.apart || !scratch.memory) return;
     const long keys = key_blocks(c) * BLOCK;
     call.q = own_space(scratch, c.heads, c.queries, padded(c.width));
     call.k_panels = own_space(scratch, c.kv_heads, keys, c.width);
-    call.v_rows = own_space(scratch, c.kv_heads, keys, padded(c.value_width));
+    call.v_rows = own_space(scratch, c.kv_heads, keys, whole_strips(c.value_width));
   }
   void pack(const Call& c, long b) {
     pack_rows(c.q, b, c.heads, c.queries, c.width, c.factor, call.q);
-    pack_panels(c.k, b, c.kv_heads, c.keys, c.width, call.k_panels);
-    pack_rows(c.v, b, c.kv_heads, c.keys, c.value_width, 1.0f, call.v_rows);
+    pack_key_strips(c.k, b, c.kv_heads, c.keys, c.width, call.k_panels);
+    pack_width_strips(c.v, b, c.kv_heads, c.keys, c.value_width, call.v_rows);
   }
 };
 
@@ -700,6 +466,7 @@ struct Sums {  // of one thread, or of one share of an item
   float *fixed, *pre, *wa, *w2;  // wa, w2: [.., .., lane]
   float *k, *v;
   float *table, *slopes, *levels;  // of ramps; slopes, levels: [pieces, channel, lane]
+  float* of_keys;                  // separable: [channel, keys padded to BLOCK]
 };
 
 struct Planes {
@@ -768,6 +535,21 @@ void add_ramps(const Call& c, const Backward& g, long b, long i, long key, long 
   g.d_rows[b * c.queries + i] += sum(of_row);
 }
 
+// Gradients of what a row and its keys have of their own, from those of some channels, x.
+void add_to_separable(const Call& c, const Backward& g, long b, long i, long key, long width, long first, long channels,
+                      const float* x, long x_row, float* of_keys) {
+  for (long n = 0; n < channels; n++) {
+    float* to = of_keys + (first + n) * key_blocks(c) * BLOCK + key;
+    Vec of_row{};
+    for (long k = 0; k < width; k += LANES) {
+      const Vec d = load(x + n * x_row + k);
+      of_row += d;
+      store(to + k, load(to + k) + d);
+    }
+    *number(g.d_of_rows, b, first + n, i) += sum(of_row);
+  }
+}
+
 // A chunk of rows: weights into P, and the gradient of the weights in G becomes that of the scores.
 void backward_chunk(const Call& c, const Backward& g, const Shape& s, long b, long i, long rows, long key, long width,
                     const Planes& p, const Sums& sums) {
@@ -795,6 +577,9 @@ void backward_chunk(const Call& c, const Backward& g, const Shape& s, long b, lo
                               {p.H + at, h_row});
     if (c.ramp.table) add_ramps(c, g, b, i + r, key, width, G + at, s.plane, p.Z + at, h_row, *p.ramps, sums);
     if (g.d_pre) add_terms(c.pre, sums.pre, c.hidden, b, i + r, key, width, p.Z + at, h_row);
+    if (!c.separable.rows) continue;
+    add_to_separable(c, g, b, i + r, key, width, 0, c.heads, G + at, s.plane, sums.of_keys);
+    if (c.hidden) add_to_separable(c, g, b, i + r, key, width, c.heads, c.hidden, p.Z + at, h_row, sums.of_keys);
   }
   if (!c.hidden) return;
   cell_products(c.heads, c.hidden, rows, width, G, s.plane, p.H, h_row, sums.w2);
@@ -814,10 +599,9 @@ void backward_tile(const Call& c, const Backward& g, const Shape& s, long b, lon
   std::memset(p.d_q, 0, 4 * c.heads * s.rows * d);
   for (long key = 0; key < keys; key += BLOCK) {
     const long whole = padded(least(BLOCK, keys - key));
-    (c.few_rows ? scores_of_rows : scores)(c, s, b, i0, rows, key, whole, p.S);
-    for (long h = 0; h < c.heads; h++)
-      product<SET>(rows, whole, c.value_width, number(g.d_out, b, h, i0), g.d_out.row, 1, number(g.v_panels, b, h / group, key),
-                   BLOCK, p.G + h * s.plane, BLOCK);
+    if (c.few_rows) scores_of_rows(c, s, b, i0, rows, key, whole, p.S);
+    else with_keys(c, s, c.q, b, i0, rows, c.k_panels, c.width, key, whole, number(g.v_panels, b, 0, key), p.S);
+    with_keys(c, s, g.d_out, b, i0, rows, g.v_panels, c.value_width, key, whole, number(g.k_rows, b, 0, key), p.G);
     for (long r = 0; r < rows; r += CHUNK) {
       const long some = least(CHUNK, rows - r);
       const long width = padded(most(0, least(BLOCK, seen(c, i0 + r + some - 1) - key)));
@@ -828,9 +612,10 @@ void backward_tile(const Call& c, const Backward& g, const Shape& s, long b, lon
     for (long h = 0; h < c.heads; h++) {
       const long at = h / group * all_keys + key;
       const float *P = p.P + h * s.plane, *G = p.G + h * s.plane;
-      product<ADD>(rows, d, whole, G, BLOCK, 1, number(g.k_rows, b, h / group, key), d, p.d_q + h * s.rows * d, d);
-      product<ADD>(whole, d, rows, G, 1, BLOCK, number(c.q, b, h, i0), c.q.row, sums.k + at * d, d);
-      product<ADD>(whole, e, rows, P, 1, BLOCK, number(g.d_out, b, h, i0), g.d_out.row, sums.v + at * e, e);
+      const float* next = h + 1 < c.heads ? number(g.k_rows, b, (h + 1) / group, key) : number(c.k_panels, b, 0, key + BLOCK);
+      strip_product<ADD>(rows, d, whole, G, BLOCK, 1, number(g.k_rows, b, h / group, key), BLOCK * STRIP, next, p.d_q + h * s.rows * d, d);
+      add_far(whole, d, rows, G, 1, BLOCK, number(c.q, b, h, i0), c.q.row, sums.k + at * d, d);
+      add_far(whole, e, rows, P, 1, BLOCK, number(g.d_out, b, h, i0), g.d_out.row, sums.v + at * e, e);
     }
   }
   const float scale = 1.0f / std::sqrt(static_cast<float>(c.width));
@@ -848,14 +633,14 @@ struct OwnBackward {
   View d_k, d_v;
   static long numbers(const Call& c) {
     const long keys = key_blocks(c) * BLOCK, d = padded(c.width), e = padded(c.value_width);
-    return !c.apart ? 0 : c.heads * c.queries * (d + e + 1) + c.kv_heads * keys * (c.width + c.value_width + 2 * d + e) + 128;
+    return !c.apart ? 0 : c.heads * c.queries * (d + e + 1) + c.kv_heads * keys * (c.width + c.value_width + whole_strips(c.width) + d + e) + 128;
   }
   OwnBackward(const Call& c, const Backward& g, Scratch& scratch) : call(c), backward(g) {
     if (!c.apart || !scratch.memory) return;
     const long keys = key_blocks(c) * BLOCK, d = padded(c.width), e = padded(c.value_width);
     call.q = own_space(scratch, c.heads, c.queries, d);
     call.k_panels = own_space(scratch, c.kv_heads, keys, c.width);
-    backward.k_rows = own_space(scratch, c.kv_heads, keys, d);
+    backward.k_rows = own_space(scratch, c.kv_heads, keys, whole_strips(c.width));
     backward.v_panels = own_space(scratch, c.kv_heads, keys, c.value_width);
     backward.d_out = own_space(scratch, c.heads, c.queries, e);
     backward.delta = own_space(scratch, c.heads, c.queries, 1);
@@ -863,9 +648,9 @@ struct OwnBackward {
   }
   void pack(const Call& c, const Backward& g, long b) {
     pack_rows(c.q, b, c.heads, c.queries, c.width, c.factor, call.q);
-    pack_panels(c.k, b, c.kv_heads, c.keys, c.width, call.k_panels);
-    pack_rows(c.k, b, c.kv_heads, c.keys, c.width, 1.0f, backward.k_rows);
-    pack_panels(c.v, b, c.kv_heads, c.keys, c.value_width, backward.v_panels);
+    pack_key_strips(c.k, b, c.kv_heads, c.keys, c.width, call.k_panels);
+    pack_width_strips(c.k, b, c.kv_heads, c.keys, c.width, backward.k_rows);
+    pack_key_strips(c.v, b, c.kv_heads, c.keys, c.value_width, backward.v_panels);
     pack_rows(g.d_out, b, c.heads, c.queries, c.value_width, 1.0f, backward.d_out);
     for (long i = 0; i < c.queries; i++)
       for (long h = 0; h < c.heads; h++)
@@ -906,10 +691,6 @@ void backward_share(const Call& c, const Backward& g, const Shape& s, long share
     const long turn = x / g.parts, place = x % g.parts;
     if ((turn % 2 ? g.parts - 1 - place : place) == part) backward_tile(c, g, s, b, x * s.rows, p, sums);
   }
-}
-
-void fold_lanes(long rows, long columns, const float* from, float* to, float factor) {
-  for (long x = 0; x < rows * columns; x++) to[x] += sum(load(from + x * LANES)) * factor;
 }
 
 }  // namespace
@@ -985,9 +766,11 @@ long dape_backward(const Call* call, const Backward* backward) {
     for (long t = omp_get_thread_num(); t < c.threads && !idle; t += omp_get_num_threads()) {
       std::memset(wa, 0, 4 * lanes), std::memset(w2, 0, 4 * lanes);
       std::memset(slopes, 0, 4 * of_pieces), std::memset(levels, 0, 4 * of_pieces);
-      const Sums sums = {g.d_fixed + t * g.fixed_span, g.d_pre + t * g.pre_span, wa, w2, nullptr, nullptr,
-                         g.d_table + t * g.table_span, slopes, levels};
+      Sums sums = {g.d_fixed + t * g.fixed_span, g.d_pre + t * g.pre_span, wa, w2, nullptr, nullptr,
+                         g.d_table + t * g.table_span, slopes, levels, nullptr};
       for (long share = t; share < c.batch * g.parts; share += c.threads) {
+        const long b = share / g.parts, part = share % g.parts;
+        sums.of_keys = g.d_of_keys + (part * c.batch + b) * channels * key_blocks(c) * BLOCK;
         if (c.apart) backward_own(c, g, s, share, own, p, sums);
         else backward_share(c, g, s, share, p, sums);
       }

@@ -14,7 +14,7 @@ from dape.positional.base import LEAKY_SLOPE
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
 
-ROWS, BLOCKED_ROWS, PANELS = range(3)
+ROWS, BLOCKED_ROWS, PANELS, KEY_STRIPS, WIDTH_STRIPS = range(5)
 
 
 class View(Structure):
@@ -31,6 +31,15 @@ class Ramp(Structure):
     ]
 
 
+class Separable(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("rows", "rows_low")),
+        *((name, c_long) for name in ("row_item", "row_channel")),
+        *((name, c_void_p) for name in ("keys", "keys_low")),
+        *((name, c_long) for name in ("key_item", "key_channel")),
+    ]
+
+
 class Call(Structure):
     _fields_ = [
         *((name, c_long) for name in ("batch", "heads", "kv_heads", "queries", "keys", "width", "value_width")),
@@ -38,6 +47,7 @@ class Call(Structure):
         *((name, c_void_p) for name in ("wa", "w2")),
         *((name, View) for name in ("fixed", "pre")),
         ("ramp", Ramp),
+        ("separable", Separable),
         ("mask", c_void_p),
         ("q", View),
         *((name, View) for name in ("k_panels", "v_rows", "k", "v", "out", "softmax")),
@@ -65,6 +75,8 @@ class Backward(Structure):
         *((name, c_void_p) for name in ("d_wa", "d_w2", "d_table")),
         ("table_span", c_long),
         *((name, c_void_p) for name in ("d_rows", "d_slopes", "d_levels")),
+        ("d_of_rows", View),
+        ("d_of_keys", c_void_p),
     ]
 
 
@@ -77,7 +89,7 @@ def load() -> ctypes.CDLL:
 def opened(path: Path) -> ctypes.CDLL:
     """A library built from ``kernel.cpp``, with the types of its functions."""
     library = ctypes.CDLL(str(path))
-    for name in ("dape_lanes", "dape_block", "dape_sizes"):
+    for name in ("dape_lanes", "dape_block", "dape_strip", "dape_sizes"):
         getattr(library, name).restype = c_long
     expected = ctypes.sizeof(Call) * 10000 + ctypes.sizeof(Backward)
     if library.dape_sizes() != expected:
@@ -107,9 +119,18 @@ def block() -> int:
     return int(load().dape_block())
 
 
+@functools.cache
+def strip() -> int:
+    return int(load().dape_strip())
+
+
 def padded(width: int) -> int:
     """To whole vectors."""
     return math.ceil(width / lanes()) * lanes()
+
+
+def whole_blocks(rows: int) -> int:
+    return math.ceil(rows / block()) * block()
 
 
 def view(x: Tensor | None) -> View:
@@ -134,12 +155,12 @@ def pointer(x: Tensor | None) -> int | None:
 
 
 def pack(x: Tensor, layout: int, factor: float = 1.0) -> Tensor:
-    """[b, h, rows, width] as [b, h, rows, padded width], or in panels: every block of rows transposed."""
+    """[b, h, rows, width] as [b, h, rows, padded width], or as ``Layout`` of ``kernel.cpp`` says."""
     x = consecutive(x)
     *front, rows, width = x.shape
-    size = block()
-    filled, wide = math.ceil(rows / size) * size, padded(width)
-    shapes = {ROWS: (rows, wide), BLOCKED_ROWS: (filled, wide), PANELS: (filled, width)}
+    filled, wide = whole_blocks(rows), padded(width)
+    shapes = {ROWS: (rows, wide), BLOCKED_ROWS: (filled, wide), PANELS: (filled, width), KEY_STRIPS: (filled, width)}
+    shapes[WIDTH_STRIPS] = (filled, math.ceil(width / strip()) * strip())
     packed = empty(*front, *shapes[layout])
     load().dape_pack(*front, rows, width, view(x), factor, packed.data_ptr(), layout, torch.get_num_threads())
     return packed

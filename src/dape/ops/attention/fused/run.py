@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dape.ops.attention.engines.base import RowBlock
+from dape.ops.attention.engines.base import OfRowsAndKeys, RowBlock
 from dape.ops.attention.fused import library
-from dape.ops.attention.fused.library import BLOCKED_ROWS, PANELS, ROWS, consecutive, pack, pointer, view
+from dape.ops.attention.fused.library import KEY_STRIPS, ROWS, WIDTH_STRIPS, consecutive, pack, pointer, view
 
 FEW_ROWS = 8
 """Up to so many queries, as in decoding, keys and values are read where they are: laying them out would cost more."""
@@ -173,6 +173,40 @@ class _RampSums:
         return both[..., : of.heads], pre, _total(self._table)[: -library.lanes()], rows
 
 
+class SeparableTerms:
+    """:class:`OfRowsAndKeys` as the kernel reads them, and their gradients."""
+
+    def __init__(self, given: OfRowsAndKeys) -> None:
+        (self._rows, rows_low), (keys, keys_low) = given.halves(torch.float32)
+        missing = library.whole_blocks(keys.shape[-1]) - keys.shape[-1]
+        self._keys_count = keys.shape[-1]
+        self._rows, self._rows_low = self._rows.contiguous(), rows_low.contiguous()
+        self._keys, self._keys_low = (torch.nn.functional.pad(x, (0, missing)) for x in (keys, keys_low))
+
+    def enter(self, call: library.Call, first_row: int) -> None:
+        def strides(x: Tensor) -> tuple[int, int]:
+            return (x.stride(0) if len(x) > 1 else 0), x.stride(1)
+
+        rows, low = (x.data_ptr() + 4 * first_row for x in (self._rows, self._rows_low))
+        keys = (self._keys.data_ptr(), self._keys_low.data_ptr())
+        call.separable = library.Separable(rows, low, *strides(self._rows), *keys, *strides(self._keys))
+
+    def begin_sums(self, batch: int, parts: int) -> None:
+        _, channels, queries = self._rows.shape
+        self._d_rows = library.zeros(batch, channels, queries)
+        self._d_keys = library.zeros(parts, batch, channels, self._keys.shape[-1])
+
+    def enter_sums(self, backward: library.Backward, first_row: int) -> None:
+        at = self._d_rows.data_ptr() + 4 * first_row
+        backward.d_of_rows = library.View(at, self._d_rows.stride(0), self._d_rows.stride(1), 1)
+        backward.d_of_keys = self._d_keys.data_ptr()
+
+    def total(self) -> OfRowsAndKeys:
+        found = (self._d_rows, _total(self._d_keys)[..., : self._keys_count])
+        shared = (len(self._rows) == 1, len(self._keys) == 1)
+        return OfRowsAndKeys(*(x.sum(0, keepdim=True) if one else x for x, one in zip(found, shared, strict=True)))
+
+
 def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
     """To be filled: the output, its heads beside each other as the next projection wants them, and per row the largest
     logit (base 2) and the sum of the weights under it."""
@@ -200,7 +234,9 @@ class Attention:
         *,
         causal_offset: int | None,
         key_padding_mask: Tensor | None,
+        separable: OfRowsAndKeys | None = None,
     ) -> None:
+        self.separable = None if separable is None else SeparableTerms(separable)
         self.q_shape, self.k_shape, self.value_width = q.shape, k.shape, v.shape[-1]
         self.mixer, self.causal_offset = mixer, causal_offset
         self.threads = torch.get_num_threads()
@@ -220,18 +256,18 @@ class Attention:
 
     @functools.cached_property
     def k_panels(self) -> Tensor:
-        return pack(self.k, PANELS)
+        return pack(self.k, KEY_STRIPS)
 
     @functools.cached_property
     def v_rows(self) -> Tensor:
-        return pack(self.v, BLOCKED_ROWS)
+        return pack(self.v, WIDTH_STRIPS)
 
     def _mask(self, padding: Tensor | None) -> Tensor | None:
         """-inf at hidden keys; beyond the last key there may be anything."""
         if padding is None:
             return None
         keys = self.k_shape[2]
-        mask = library.zeros(self.q_shape[0], math.ceil(keys / library.block()) * library.block())
+        mask = library.zeros(self.q_shape[0], library.whole_blocks(keys))
         mask[:, :keys].masked_fill_(padding, -math.inf)
         return mask
 
@@ -280,6 +316,8 @@ class Attention:
             factor=self.factor,
         )
         terms.enter(call)
+        if self.separable is not None:
+            self.separable.enter(call, first_row)
         return call
 
     def backward(self, grad: Tensor, out: Tensor, softmax: Tensor) -> "BackwardPass":
@@ -300,6 +338,8 @@ class BackwardPass:
         self._sums = _SumsOfItems(self) if forward.apart else _SumsOfParts(self)
         hidden = 0 if forward.mixer is None else len(forward.mixer.wa)
         self._d_wa, self._d_w2 = library.zeros(threads, hidden, heads), library.zeros(threads, heads, hidden)
+        if forward.separable is not None:
+            forward.separable.begin_sums(batch, self.parts)
 
     def rows(self, terms: Terms | Ramps, block: RowBlock) -> tuple[Tensor | None, ...]:
         """Adds the gradients of some rows, and returns those of the terms, laid out like them."""
@@ -315,6 +355,8 @@ class BackwardPass:
             d_w2=self._d_w2.data_ptr(),
         )
         sums.enter(backward)
+        if of.separable is not None:
+            of.separable.enter_sums(backward, block.first)
         self._sums.point(call, backward, part)
         library.run("dape_backward", call, backward)
         return sums.total()
@@ -326,6 +368,10 @@ class BackwardPass:
     @property
     def d_v(self) -> Float[Tensor, "b g k e"]:
         return self._sums.d_v
+
+    @property
+    def d_separable(self) -> OfRowsAndKeys | None:
+        return None if self.of.separable is None else self.of.separable.total()
 
     # Scores were in base 2, and so were those that met the gradients of k and wa.
 
@@ -357,8 +403,11 @@ class _SumsOfParts:
     def __init__(self, of: BackwardPass) -> None:
         self._of = forward = of.of
         self._d_out, self._delta = pack(of.grad, ROWS), (of.grad * of.out).sum(-1)
-        self._k_rows, self._v_panels = pack(forward.k, BLOCKED_ROWS), pack(forward.v, PANELS)
-        self._d_k, self._d_v = (library.zeros(of.parts, *x.shape) for x in (self._k_rows, forward.v_rows))
+        self._k_rows, self._v_panels = pack(forward.k, WIDTH_STRIPS), pack(forward.v, KEY_STRIPS)
+        batch, heads, keys, _ = forward.k_shape
+        room = (of.parts, batch, heads, library.whole_blocks(keys))
+        widths = (forward.q_shape[-1], forward.value_width)
+        self._d_k, self._d_v = (library.zeros(*room, library.padded(width)) for width in widths)
 
     def point(self, call: library.Call, backward: library.Backward, part: slice) -> None:
         call.k_panels = view(self._of.k_panels)

@@ -1,0 +1,50 @@
+"""One turn of ``dape bench compare``: a program that runs with the source tree of any commit, so it uses nothing but
+``dape.build`` and ``dape.attention``. Reads what to time from its argument, prints seconds as JSON."""
+
+import json
+import sys
+import time
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import dape
+
+
+def main(asked: dict) -> None:
+    torch.set_num_threads(asked["threads"])
+    torch.manual_seed(asked["seed"])
+    heads, width, length = asked["heads"], asked["head_dim"], asked["length"]
+    shape = (asked["batch"], heads, length, width)
+    q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
+    upstream = torch.randn(shape)
+    calls = {"sdpa": ((), lambda: scaled_dot_product_attention(q, k, v, is_causal=True))}
+    for name in asked["encodings"]:
+        options = {"hidden": asked["hidden"]} if name.startswith("dape-") else {}
+        pe = dape.build(name, num_heads=heads, head_dim=width, train_length=length, **options)
+        calls[name] = (tuple(pe.parameters()), lambda pe=pe: dape.attention(q, k, v, pe))
+
+    def seconds(name: str, pass_: str) -> float:
+        parameters, call = calls[name]
+        start = time.perf_counter()
+        if pass_ == "forward":
+            with torch.no_grad():
+                call()
+        else:
+            torch.autograd.grad(call(), [q, k, v, *parameters], upstream, allow_unused=True)
+        return time.perf_counter() - start
+
+    found: dict[str, dict[str, list[float]]] = {}
+    for pass_ in asked["passes"]:
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range(asked["repeats"] + 1):  # the first is not counted
+            for name in calls:
+                taken = seconds(name, pass_)
+                if turn:
+                    times[name].append(taken)
+        found[pass_] = times
+    print(json.dumps({"package": dape.__file__, "seconds": found}))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
