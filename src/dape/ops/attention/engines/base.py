@@ -17,9 +17,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from dape.ops.attention.engines.row_terms import RowFormTerms
 from dape.ops.attention.tiles import Terms, TileTerms
 from dape.positional.base import ScoreForm
 from dape.positional.grid import Grid
+from dape.positional.row_forms import RowForm
+
+NO_ROW_KERNEL = "logits have no closed form that this engine knows"
 
 
 @dataclass(frozen=True)
@@ -162,12 +166,18 @@ class Engine(Protocol):
         """Whether it can take a call, with tables over lags or terms on cells, and computes it rightly."""
         ...
 
-    def forward(self, call: Call, terms: Tables | CellTerms) -> tuple[Tensor, Tensor]:
+    def judge_rows(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: RowForm) -> Verdict:
+        """Whether it has a kernel for this form that can take the call."""
+        ...
+
+    def forward(self, call: Call, terms: Tables | CellTerms | RowFormTerms) -> tuple[Tensor, Tensor]:
         """Output [b, h, q, e], and per row [b, h, q, 2] the largest logit (base 2) and the sum of the weights under
         it."""
         ...
 
-    def backward(self, call: Call, terms: Tables | CellTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found: ...
+    def backward(
+        self, call: Call, terms: Tables | CellTerms | RowFormTerms, grad: Tensor, out: Tensor, softmax: Tensor
+    ) -> Found: ...
 
 
 class KernelEngine(ABC):

@@ -7,13 +7,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dape.ops.attention.engines.base import Call, KernelEngine, RampTerms, RowBlock, Tables, Verdict
-from dape.ops.attention.fused import library
-from dape.ops.attention.fused.available import why_not_compiled
+from dape.ops.attention.engines.base import Call, Found, KernelEngine, RampTerms, RowBlock, RowTerms, Tables, Verdict
+from dape.ops.attention.engines.row_terms import RowFormTerms
+from dape.ops.attention.fused import heads, library
+from dape.ops.attention.fused.available import why_not_built, why_not_compiled
 from dape.ops.attention.fused.run import LOG2_E, Attention, Mixer, Ramps, Term, Terms, outputs
 from dape.ops.attention.tiles import TileTerms
 from dape.positional.base import ScoreForm
 from dape.positional.grid import Grid
+from dape.positional.row_forms import ContentCount, RelativeProduct, RowForm
+
+KIND_OF = {RelativeProduct: "relative", ContentCount: "counted"}
 
 
 class Cpp(KernelEngine):
@@ -28,6 +32,23 @@ class Cpp(KernelEngine):
 
     def judge(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, tables: bool) -> Verdict:
         return Verdict.against(why_not_compiled(q))
+
+    def judge_rows(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: RowForm) -> Verdict:
+        if grid.offset is None or grid.q_document is not None:
+            return Verdict(False, "several documents, or positions that are not one consecutive run")
+        return Verdict.against(why_not_compiled(q) or why_not_built(KIND_OF[type(form)]))
+
+    def forward(self, call: Call, terms: Tables | RowTerms | RowFormTerms) -> tuple[Tensor, Tensor]:
+        if isinstance(terms, RowFormTerms):
+            return heads.forward(call, heads.laid_out(call, terms))
+        return super().forward(call, terms)
+
+    def backward(
+        self, call: Call, terms: Tables | RowTerms | RowFormTerms, grad: Tensor, out: Tensor, softmax: Tensor
+    ) -> Found:
+        if isinstance(terms, RowFormTerms):
+            return heads.laid_out(call, terms).backward(grad, out, softmax)
+        return super().backward(call, terms, grad, out, softmax)
 
     def attention(self, call: Call) -> Attention:
         mixer = None if call.wa is None or call.w2 is None else Mixer(call.wa, call.w2)
