@@ -29,4 +29,18 @@ class ContentCount:
     table: Float[Tensor, "d p"]
 
 
-RowForm = RelativeProduct | ContentCount
+@dataclass(frozen=True, kw_only=True)
+class KeyConvolution:
+    """``A + B + w2 * H + b2`` with ``H = shown . leaky(wa * (shown . A) + wb * (shown . B) + b1)``: convolutions over an odd
+    number of neighbouring keys of the same row, and shown 0 at hidden cells."""
+
+    bias: Callable[..., Float[Tensor, "h *s"]] | None
+    """``bias(lag, causal=...)`` if there is a B; it depends on the lag alone."""
+    wa: Float[Tensor, "D h t"]
+    wb: Float[Tensor, "D h t"] | None
+    b1: Float[Tensor, " D"]
+    w2: Float[Tensor, "h D t"]
+    b2: Float[Tensor, " h"]
+
+
+RowForm = RelativeProduct | ContentCount | KeyConvolution

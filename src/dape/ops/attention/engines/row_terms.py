@@ -1,5 +1,6 @@
 """What engines are given for a :data:`~dape.positional.row_forms.RowForm`: tensors, of which each has a gradient."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxtyping import Float
@@ -20,6 +21,24 @@ class CountTerms(NamedTuple):
     z: Float[Tensor, "b h q p"]
 
 
-RowFormTerms = ProductTerms | CountTerms
-KINDS: dict[str, type[ProductTerms] | type[CountTerms]] = {"relative": ProductTerms, "counted": CountTerms}
+class ConvolutionTerms(NamedTuple):
+    """Logits ``A + static[lag] + w2 * H``, ``H = shown . leaky(wa * (shown . A) + pre[lag])``, where ``*`` is a convolution
+    over neighbouring keys."""
+
+    static: Float[Tensor, "h n"]
+    pre: Float[Tensor, "D n"]
+    """Like the table of :class:`ProductTerms`; with the convolution of B in it."""
+    edges: Float[Tensor, "e D q"]
+    """``pre`` of the first keys, then of the last, half as many each as the convolution has taps, rounded down: some of
+    their neighbours are missing."""
+    wa: Float[Tensor, "D h t"]
+    w2: Float[Tensor, "h D t"]
+
+
+RowFormTerms = ProductTerms | CountTerms | ConvolutionTerms
+KINDS: dict[str, Callable[..., RowFormTerms]] = {
+    "relative": ProductTerms,
+    "counted": CountTerms,
+    "convolved": ConvolutionTerms,
+}
 """By the name of the kernel's source."""

@@ -26,18 +26,18 @@ def why_not_compiled(q: Tensor) -> str | None:
 
 @torch.compiler.assume_constant_result  # and traced no further
 def why_not_built(kind: str | None = None) -> str | None:
-    """None if the kernel is there, or that of a kind (``heads.py``)."""
+    """None if the kernel is there, or that of a kind (``kinds.py``)."""
     return _try(kind)
 
 
 @functools.cache
 def _try(kind: str | None) -> str | None:
-    from dape.ops.attention.fused import heads, library
+    from dape.ops.attention.fused import kinds, library
 
     if os.environ.get(SWITCH) == "0":
         return f"the environment variable {SWITCH} is 0"
     try:
-        library.load() if kind is None else heads.load(kind)
+        library.load() if kind is None else kinds.load(kind)
     except (OSError, RuntimeError, UnicodeError) as error:  # RuntimeError: there is no home for the cache
         warnings.warn(
             f"dape's compiled attention kernel is not available, attention will be slower: {error}",
