@@ -261,7 +261,7 @@ class DapeV2(DapeWrapper):
         return layer(x.flatten(0, -4)).unflatten(0, x.shape[:-3])
 
     def row_form(self) -> KeyConvolution | None:
-        """None where B depends on more than the lag, and for the authors' computation, in which rows see hidden keys."""
+        """None where B depends on more than the lag, and for the authors' computation: its rows see hidden keys."""
         base, layers = self.base.score_form(), (self.first, self.second)
         bias = None if base is None or base.source is None else base.source.at
         known = base is not None and self.has_bias == (bias is not None) and type(self).logits is DapeV2.logits

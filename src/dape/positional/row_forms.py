@@ -1,6 +1,6 @@
-"""Logits in closed form beyond ``A + B + f(A, B)``: what a cell adds depends on its query's own numbers or on other cells
-of its row. An encoding says which of these it is (:meth:`PositionalEncoding.row_form`); an operator that knows nothing
-of encodings computes each with a kernel of its own kind, and whole rows where no kernel takes the call."""
+"""Logits in closed form beyond ``A + B + f(A, B)``: what a cell adds depends on its query's own numbers or on other
+cells of its row. An encoding says which of these it is (:meth:`PositionalEncoding.row_form`); an operator that knows
+nothing of encodings computes each with a kernel of its own kind, and whole rows where no kernel takes the call."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ class RelativeProduct:
 
 @dataclass(frozen=True, kw_only=True)
 class ContentCount:
-    """``A_ij + (q_i table) at p_ij``, linear between whole numbers, where p_ij is the sum of sigmoid(A) over the visible
-    keys from j on, at most the last place of the table. Causal."""
+    """``A_ij + (q_i table) at p_ij``, linear between whole numbers, where p_ij is the sum of sigmoid(A) over the
+    visible keys from j on, at most the last place of the table. Causal."""
 
     table: Float[Tensor, "d p"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyConvolution:
-    """``A + B + w2 * H + b2`` with ``H = shown . leaky(wa * (shown . A) + wb * (shown . B) + b1)``: convolutions over an odd
-    number of neighbouring keys of the same row, and shown 0 at hidden cells."""
+    """``A + B + w2 * H + b2`` with ``H = shown . leaky(wa * (shown . A) + wb * (shown . B) + b1)``: convolutions over an
+    odd number of neighbouring keys of the same row, and shown 0 at hidden cells."""
 
     bias: Callable[..., Float[Tensor, "h *s"]] | None
     """``bias(lag, causal=...)`` if there is a B; it depends on the lag alone."""

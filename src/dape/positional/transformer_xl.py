@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dape.modules import is_plain
 from dape.positional.base import AttentionDims, PositionalEncoding, accurate, require_positive, share_heads
 from dape.positional.grid import Grid
-from dape.modules import is_plain
 from dape.positional.layers import Affine
 from dape.positional.row_forms import RelativeProduct
 from dape.positional.sinusoidal import sinusoid

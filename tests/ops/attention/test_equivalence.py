@@ -260,7 +260,7 @@ def compiled(monkeypatch):
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize(("label", "causal", "t"), thinned(len(SIZES), COMPILED, SIZES))
+@pytest.mark.parametrize(("label", "causal", "t"), thinned(len(SIZES), CASES, SIZES))
 def test_compiled_square(label, causal, t):
     assert_near(label, draw(t, batch=1 if t > 64 else 2), impl="fused", causal=causal)
 

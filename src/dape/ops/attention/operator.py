@@ -154,12 +154,11 @@ def attention(
 def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowForm | None, impl: Impl) -> Choice:
     """What ``attention`` will run for a call, and why."""
     plain = isinstance(form, ScoreForm) and form.plain and grid.offset is not None and grid.q_document is None
-    if isinstance(form, RowForm) and impl not in ("reference", "sdpa"):
-        return _choose_row_form(q, k, v, grid, form, impl)
-    assert not isinstance(form, RowForm) or impl in ("reference", "sdpa")
     match impl:
         case "reference":
             return Choice("reference", "whole matrix", "asked for")
+        case "auto" | "blocked" | "fused" | "triton" if isinstance(form, RowForm):
+            return _choose_row_form(q, k, v, grid, form, impl)
         case "blocked":
             return _choose_blocked(grid, form)
         case "fused" | "triton":

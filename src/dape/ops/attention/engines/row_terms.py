@@ -22,8 +22,8 @@ class CountTerms(NamedTuple):
 
 
 class ConvolutionTerms(NamedTuple):
-    """Logits ``A + static[lag] + w2 * H``, ``H = shown . leaky(wa * (shown . A) + pre[lag])``, where ``*`` is a convolution
-    over neighbouring keys."""
+    """Logits ``A + static[lag] + w2 * H``, ``H = shown . leaky(wa * (shown . A) + pre[lag])``; ``*``: a convolution over
+    neighbouring keys."""
 
     static: Float[Tensor, "h n"]
     pre: Float[Tensor, "D n"]

@@ -99,8 +99,15 @@ class Convolved:
         run("convolved", "forward", call)
 
     def backward(self, grad: Tensor, out: Tensor, softmax: Tensor) -> Found:
-        sums, given, weights, threads = Gradients(self.of, grad, out, softmax, shares=1), self.given, self.given.weights, self.of.threads
-        d_fixed, d_pre, d_edges = (library.zeros(threads, *x.shape) for x in (given.fixed.data, given.pre.data, self.edges))
+        sums, given, weights, threads = (
+            Gradients(self.of, grad, out, softmax, shares=1),
+            self.given,
+            self.given.weights,
+            self.of.threads,
+        )
+        d_fixed, d_pre, d_edges = (
+            library.zeros(threads, *x.shape) for x in (given.fixed.data, given.pre.data, self.edges)
+        )
         d_wa = library.zeros(threads, weights.taps, weights.hidden, weights.heads)
         d_w2 = library.zeros(threads, weights.taps, weights.heads, weights.hidden)
         backward = ConvolvedBackward(

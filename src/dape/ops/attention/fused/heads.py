@@ -37,7 +37,10 @@ def fields(of: Attention, out: Tensor, softmax: Tensor, *, backward: bool) -> di
         **{"causal": offset is not None, "offset": offset or 0, "few_rows": lean},
         "k_panels": view(None if lean else of.k_panels),
         "v_rows": view(None if lean or backward else of.v_rows),
-        **{name: view(x) for name, x in (("q", of.q_rows), ("k", of.k), ("v", of.v), ("out", out), ("softmax", softmax))},
+        **{
+            name: view(x)
+            for name, x in (("q", of.q_rows), ("k", of.k), ("v", of.v), ("out", out), ("softmax", softmax))
+        },
     }
 
 

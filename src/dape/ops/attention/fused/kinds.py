@@ -1,5 +1,5 @@
-"""The kernels of :data:`~dape.positional.row_forms.RowForm`, one library for each kind, built when it is first needed: their
-structures, mirrored for ctypes."""
+"""The kernels for :data:`~dape.positional.row_forms.RowForm`, one library for each kind, built when it is first
+needed, and their structures, mirrored for ctypes."""
 
 import ctypes
 import functools
