@@ -31,7 +31,7 @@ class ContentCount:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyConvolution:
-    """``A + B + w2 * H + b2`` with ``H = shown . leaky(wa * (shown . A) + wb * (shown . B) + b1)``: convolutions over an
+    """``A + B + w2 * H + b2``, ``H = shown . leaky(wa * (shown . A) + wb * (shown . B) + b1)``: convolutions over an
     odd number of neighbouring keys of the same row, and shown 0 at hidden cells."""
 
     bias: Callable[..., Float[Tensor, "h *s"]] | None

@@ -22,7 +22,7 @@ class CountTerms(NamedTuple):
 
 
 class ConvolutionTerms(NamedTuple):
-    """Logits ``A + static[lag] + w2 * H``, ``H = shown . leaky(wa * (shown . A) + pre[lag])``; ``*``: a convolution over
+    """Logits ``A + static[lag] + w2 * H``, ``H = shown . leaky(wa * (shown . A) + pre[lag])``; ``*``: convolution over
     neighbouring keys."""
 
     static: Float[Tensor, "h n"]
