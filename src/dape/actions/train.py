@@ -18,7 +18,16 @@ from dape.models.config import DecoderConfig
 from dape.training.checks import check_encoding, check_model
 from dape.training.config import TrainConfig
 from dape.training.device import set_threads, use_device
-from dape.training.launch import Mode, ProcessesFailedError, check_processes, check_shares, in_group, run_processes
+from dape.training.interrupt import stop_with
+from dape.training.launch import (
+    Mode,
+    ProcessesFailedError,
+    check_processes,
+    check_shares,
+    in_group,
+    launcher,
+    run_processes,
+)
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
@@ -116,6 +125,8 @@ def train(
     if processes > 1 and not in_group():
         given = {"resume": resume, "device": device, "threads": threads, "tensorboard": tensorboard, "wandb": wandb}
         return _launch(_name_of(data), folder, model, train, {**given, "parallel": parallel}, processes, restarts)
+    if in_group():
+        stop_with(launcher())
     torch_device = use_device(_own_device(device))
     set_threads(threads)
     check_model(model, train, str(torch_device))
