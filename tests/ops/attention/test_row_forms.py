@@ -102,10 +102,10 @@ def test_any_larger_size(data):
     any_size(data, 14, 110, 300, 40)
 
 
-@pytest.mark.parametrize("mean", [-30.0, -3.0, 30.0])
+@pytest.mark.parametrize("mean", [-10.0, -3.0, 10.0])
 def test_counts_with_gates_of_any_size(mean):
     """Closed gates never reach the last place, open ones do so within few keys."""
-    inputs = draw(70, 200, batch=1)
+    inputs = draw(40, 160, batch=1)
     inputs.q[..., 0], inputs.k[..., 0] = mean, WIDTH**0.5
     assert_near("cope", inputs, impl="fused")
 
@@ -211,7 +211,7 @@ def test_what_has_no_kernel_says_so(label, options, call, words, tile_bytes):
     out, choice = dape.attention(inputs.q, inputs.k, inputs.v, pe, explain=True, **call)
     assert choice.kernel == "row blocks" and words in choice.reason
     torch.testing.assert_close(out, dape.attention(inputs.q, inputs.k, inputs.v, pe, impl="reference", **call))
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=words.removeprefix("no ")):
         dape.attention(inputs.q, inputs.k, inputs.v, pe, impl="fused", **call)
 
 

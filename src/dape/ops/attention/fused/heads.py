@@ -1,5 +1,6 @@
 """Calls of the kernels that take one head at a time, ``relative.cpp`` and ``counted.cpp``."""
 
+import functools
 import math
 from typing import Any
 
@@ -22,12 +23,24 @@ from dape.ops.attention.fused.library import BLOCKED_ROWS, PANELS, ROWS, consecu
 from dape.ops.attention.fused.run import LOG2_E, MAX_PARTS, Attention
 
 
-def laid_out(call: Call) -> Attention:
+class Inputs(Attention):
+    """q, k and v as these kernels read them, whatever ``kernel.cpp`` does."""
+
+    @functools.cached_property
+    def k_panels(self) -> Tensor:
+        return pack(self.k, PANELS)
+
+    @functools.cached_property
+    def v_rows(self) -> Tensor:
+        return pack(self.v, BLOCKED_ROWS)
+
+
+def laid_out(call: Call) -> Inputs:
     padding = call.key_padding_mask
-    return Attention(call.q, call.k, call.v, None, causal_offset=call.causal_offset, key_padding_mask=padding)
+    return Inputs(call.q, call.k, call.v, None, causal_offset=call.causal_offset, key_padding_mask=padding)
 
 
-def fields(of: Attention, out: Tensor, softmax: Tensor, *, backward: bool) -> dict[str, Any]:
+def fields(of: Inputs, out: Tensor, softmax: Tensor, *, backward: bool) -> dict[str, Any]:
     """Of a call's structure, whatever its kind."""
     offset, lean = of.causal_offset, of.few_rows
     batch, heads, queries, width = of.q_shape
@@ -44,7 +57,7 @@ def fields(of: Attention, out: Tensor, softmax: Tensor, *, backward: bool) -> di
     }
 
 
-def _head_call(of: Attention, out: Tensor, softmax: Tensor, *, backward: bool) -> HeadCall:
+def _head_call(of: Inputs, out: Tensor, softmax: Tensor, *, backward: bool) -> HeadCall:
     return HeadCall(mask=pointer(of.mask), **fields(of, out, softmax, backward=backward))
 
 
@@ -52,7 +65,7 @@ class Gradients:
     """What a backward pass fills, of q, k and v. ``shares`` of an item can be computed at once as they are; if that is
     too few for the threads, the rows of each are cut into parts."""
 
-    def __init__(self, of: Attention, grad: Tensor, out: Tensor, softmax: Tensor, *, shares: int) -> None:
+    def __init__(self, of: Inputs, grad: Tensor, out: Tensor, softmax: Tensor, *, shares: int) -> None:
         self._of = of
         batch, heads, queries, width = of.q_shape
         self.parts = min(MAX_PARTS, math.ceil(of.threads / max(1, batch * shares)))
