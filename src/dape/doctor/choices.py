@@ -7,7 +7,7 @@ from dape.doctor.section import Section, section
 from dape.ops.attention.check import make_grid
 from dape.ops.attention.operator import Choice, choose
 from dape.ops.attention.triton_kernels.trust import only_remembered
-from dape.positional.base import closed_form
+from dape.positional.base import any_form
 from dape.positional.build import build
 from dape.positional.catalogue import encodings
 
@@ -35,4 +35,4 @@ def choice_for(name: str, device: torch.device, dtype: torch.dtype) -> Choice:
     with torch.random.fork_rng(devices=[]):
         pe = build(name, num_heads=HEADS, head_dim=WIDTH, train_length=TOKENS)
     places = {"q_pos": None, "k_pos": None, "key_padding_mask": None}
-    return choose(q, q, q, make_grid(q, q, causal=True, **places), closed_form(pe), "auto")
+    return choose(q, q, q, make_grid(q, q, causal=True, **places), any_form(pe), "auto")

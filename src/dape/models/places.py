@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dape.positional.base import PositionalEncoding, closed_form
+from dape.positional.base import PositionalEncoding, ScoreForm, any_form
 from dape.positional.grid import Grid
 from dape.positional.positions import as_positions, hold_int64
 
@@ -71,8 +71,10 @@ class Places:
 
 def reads_distances_only(pe: PositionalEncoding) -> bool:
     """Whether attention with this encoding stays the same when all positions are shifted."""
-    form = closed_form(pe)
-    return pe.rotates_once and form is not None and (form.source is None or form.source.at is not None)
+    form = any_form(pe)
+    if not isinstance(form, ScoreForm):
+        return pe.rotates_once and form is not None
+    return pe.rotates_once and (form.source is None or form.source.at is not None)
 
 
 def _one_run(text: Bool[Tensor, "b k"]) -> bool:

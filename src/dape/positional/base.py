@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from dape.modules import has_hooks, must_be_called
 from dape.positional.grid import Grid
+from dape.positional.row_forms import RowForm
 
 __all__ = [
     "AdditiveBias",
@@ -202,6 +203,10 @@ class PositionalEncoding(nn.Module, ABC):
         """The closed form of ``logits``, or None if it has none."""
         return ScoreForm() if type(self).logits is PositionalEncoding.logits else None
 
+    def row_form(self) -> RowForm | None:
+        """Where there is no such form: another one that kernels know, or None."""
+        return None
+
     def settle(self, grid: Grid) -> tuple["PositionalEncoding", Grid]:
         """Called once at the start of an attention call: the encoding and the grid to compute with."""
         return self, grid
@@ -276,11 +281,20 @@ class RelativeBias(AdditiveBias):
 def closed_form(pe: PositionalEncoding) -> ScoreForm | None:
     """``pe.score_form()`` for an operator that evaluates it as often and as rarely as it likes: None where somebody put
     a hook, a ``forward`` of their own or dropout into the encoding, which expect the layers to be called."""
+    return pe.score_form() if _may_be_read(pe) else None
+
+
+def any_form(pe: PositionalEncoding) -> ScoreForm | RowForm | None:
+    """``pe.score_form()`` or ``pe.row_form()``, under the same condition."""
+    return (pe.score_form() or pe.row_form()) if _may_be_read(pe) else None
+
+
+def _may_be_read(pe: PositionalEncoding) -> bool:
     for module in pe.modules():
         random = isinstance(module, nn.Dropout) and module.training and module.p > 0
         if random or (must_be_called(module) and not isinstance(module, PositionalEncoding)):
-            return None
-    return pe.score_form()
+            return False
+    return True
 
 
 def check_intact(pe: PositionalEncoding) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dape.positional.base import AttentionDims, PositionalEncoding, accurate, require_count
 from dape.positional.grid import Grid
+from dape.positional.row_forms import ContentCount
 
 
 class Cope(PositionalEncoding):
@@ -45,3 +46,7 @@ class Cope(PositionalEncoding):
         # Non-finite scores must come out non-finite, not as an index outside of the table.
         below, above = (z.gather(-1, p.nan_to_num().long()) for p in (low, position.ceil()))
         return scores + weight * above + (1 - weight) * below
+
+    def row_form(self) -> ContentCount | None:
+        own = type(self).logits is Cope.logits and type(self).count is Cope.count
+        return ContentCount(table=accurate(self.table)) if own else None

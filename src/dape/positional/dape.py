@@ -36,6 +36,7 @@ from dape.positional.base import (
 )
 from dape.positional.grid import Grid
 from dape.positional.layers import Affine, RowConvolution, across_heads
+from dape.positional.row_forms import KeyConvolution
 
 DEFAULT_HIDDEN = 32
 Variant = Literal["concat_residual", "concat", "add_residual", "bias_only", "bias_map"]
@@ -259,3 +260,15 @@ class DapeV2(DapeWrapper):
     @staticmethod
     def _convolve(layer: nn.Module, x: Tensor) -> Tensor:
         return layer(x.flatten(0, -4)).unflatten(0, x.shape[:-3])
+
+    def row_form(self) -> KeyConvolution | None:
+        """None where B depends on more than the lag, and for the authors' computation: its rows see hidden keys."""
+        base, layers = self.base.score_form(), (self.first, self.second)
+        bias = None if base is None or base.source is None else base.source.at
+        known = base is not None and self.has_bias == (bias is not None) and type(self).logits is DapeV2.logits
+        if not (known and self.mask_hidden and all(is_plain(layer, RowConvolution) for layer in layers)):
+            return None
+        (w1, b1), (w2, b2) = ((accurate(x.weight).squeeze(2), x.bias) for x in layers)
+        assert b1 is not None and b2 is not None
+        wa, wb = w1.chunk(2, dim=1) if self.has_bias else (w1, None)
+        return KeyConvolution(bias=bias, wa=wa, wb=wb, b1=accurate(b1), w2=w2, b2=accurate(b2))

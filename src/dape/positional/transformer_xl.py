@@ -14,9 +14,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dape.modules import is_plain
 from dape.positional.base import AttentionDims, PositionalEncoding, accurate, require_positive, share_heads
 from dape.positional.grid import Grid
 from dape.positional.layers import Affine
+from dape.positional.row_forms import RelativeProduct
 from dape.positional.sinusoidal import sinusoid
 
 
@@ -48,6 +50,15 @@ class TransformerXL(PositionalEncoding):
         by_lag = torch.einsum("...hqd,hnd->...hqn", q + v.unsqueeze(-2), encoded)
         position = by_lag.gather(-1, index.unsqueeze(-3).expand(*by_lag.shape[:-1], index.shape[-1]))
         return scores + (content + position) / math.sqrt(self.dims.head_dim)
+
+    def row_form(self) -> RelativeProduct | None:
+        if type(self).logits is not TransformerXL.logits or not is_plain(self.w_r, Affine):
+            return None
+        return RelativeProduct(u=accurate(self.u), v=accurate(self.v), at=self.encode_lags)
+
+    def encode_lags(self, lag: Int[Tensor, " n"], grid: Grid) -> Float[Tensor, "h n d"]:
+        """r of true lags."""
+        return self.encode(self.sinusoid_position(grid.read_lag(lag), grid))
 
     def sinusoid_position(self, lag: Int[Tensor, " n"], grid: Grid) -> Int[Tensor, " n"]:
         if grid.causal:

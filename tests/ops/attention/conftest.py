@@ -8,7 +8,7 @@ import torch
 from tests.ops.attention.kernels import NAN_SCRATCH, built
 
 from dape.ops.attention import operator, row_blocks, tiles, tiling
-from dape.ops.attention.fused import library
+from dape.ops.attention.fused import kinds, library
 
 
 @functools.cache
@@ -17,6 +17,11 @@ def _kernel_with_nan_scratch() -> ctypes.CDLL | None:
         return library.opened(built(NAN_SCRATCH))
     except (OSError, RuntimeError):  # no compiler: tests of the kernel are skipped
         return None
+
+
+@functools.cache
+def _kind_with_nan_scratch(kind: str) -> ctypes.CDLL:
+    return kinds.opened(kind, built(NAN_SCRATCH, source=kinds.source(kind)))
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +34,7 @@ def nan_until_written(request, monkeypatch):
     assert torch.utils.deterministic.fill_uninitialized_memory
     if (kernel := _kernel_with_nan_scratch()) is not None:
         monkeypatch.setattr(library, "load", lambda: kernel)
+        monkeypatch.setattr(kinds, "load", _kind_with_nan_scratch)
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

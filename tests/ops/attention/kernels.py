@@ -17,11 +17,11 @@ def built(*flags: str, source: Path = library.SOURCE) -> Path:
         return native.build(source)
 
 
-def with_defect(folder: Path, right: str, wrong: str) -> Path:
+def with_defect(folder: Path, right: str, wrong: str, source: Path = library.SOURCE) -> Path:
     """The source with one line of it or of its headers replaced."""
-    texts = {part.name: part.read_text() for part in native.parts_of(library.SOURCE)}
+    texts = {part.name: part.read_text() for part in native.parts_of(source)}
     found = sum(text.count(right) for text in texts.values())
-    assert found == 1, f"{right!r} is not in kernel.cpp and its headers, or not once: choose another defect"
+    assert found == 1, f"{right!r} is not in {source.name} and its headers, or not once: choose another defect"
     for name, text in texts.items():
         (folder / name).write_text(text.replace(right, wrong))
-    return folder / library.SOURCE.name
+    return folder / source.name

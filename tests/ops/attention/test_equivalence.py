@@ -71,7 +71,7 @@ def outputs_and_gradients(
     """Of a random function of the output, or of some of its rows."""
     q, k, v = (x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
     out = dape.attention(q, k, v, pe, impl=impl, **inputs.call, **call)
-    wanted = {"q": q, "k": k, "v": v, **dict(pe.named_parameters())}
+    wanted = {"q": q, "k": k, "v": v, **{f"pe.{name}": parameter for name, parameter in pe.named_parameters()}}
     towards = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
     towards = towards if rows is None else towards * rows
     gradients = torch.autograd.grad(out, list(wanted.values()), towards, allow_unused=True)
@@ -260,7 +260,7 @@ def compiled(monkeypatch):
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize(("label", "causal", "t"), thinned(len(SIZES), COMPILED, SIZES))
+@pytest.mark.parametrize(("label", "causal", "t"), thinned(len(SIZES), CASES, SIZES))
 def test_compiled_square(label, causal, t):
     assert_near(label, draw(t, batch=1 if t > 64 else 2), impl="fused", causal=causal)
 

@@ -116,7 +116,7 @@ def test_not_for_every_call(q, reason):
 
 
 def test_no_closed_form():
-    pe = dape.build("cope", num_heads=2, head_dim=4, train_length=8)
+    pe = dape.build("dape-v2-fire", num_heads=2, head_dim=4, train_length=8)
     with pytest.raises(ValueError, match="needs logits in closed form"):
         dape.attention(*torch.randn(3, 1, 2, 9, 4), pe, impl="fused")
 

@@ -48,9 +48,9 @@ DOCUMENTS = {"q_document": torch.arange(9) // 5, "k_document": torch.arange(9) /
         ("dape-fire", "auto", {}, (COMPILED, "lag ramps"), "piecewise linear"),
         ("fire", "blocked", {}, ("blocked", "lag ramps"), "piecewise linear"),
         ("dape-fire", "auto", SCATTERED, (COMPILED, "bias tiles"), "not one consecutive run"),
-        ("cope", "auto", {}, ("reference", "whole matrix"), "no closed form"),
+        ("dape-v2-fire", "auto", {}, ("reference", "whole matrix"), "no closed form"),
         ("cope", "blocked", {}, ("blocked", "row blocks"), "whole rows"),
-        ("transformer-xl", "auto", {}, ("reference", "whole matrix"), "small"),
+        ("transformer-xl", "auto", SCATTERED, ("reference", "whole matrix"), "small"),
         ("dape-v2-kerple", "blocked", {}, ("blocked", "row blocks"), "no closed form"),
         ("dape-kerple", "reference", {}, ("reference", "whole matrix"), "asked for"),
     ],
@@ -129,7 +129,7 @@ def test_many_items_of_few_keys_are_not(monkeypatch):
 
 
 def test_many_cells_without_closed_form_are_computed_in_blocks(monkeypatch):
-    pe, inputs = make("cope"), draw()
+    pe, inputs = make("dape-v2-fire"), draw()
     monkeypatch.setattr(operator, "SMALL_CELLS", 2 * HEADS * 9 * 9 - 1)
     assert dape.attention(*inputs, pe, explain=True)[1].kernel == "row blocks"
 

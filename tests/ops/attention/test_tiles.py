@@ -99,8 +99,16 @@ def test_no_tensor_grows_with_the_square_of_the_length(name, causal, tile_bytes)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dape-kerple", "dape-fire"])
-def test_peak_memory_is_linear_in_the_length(name):
+@pytest.mark.parametrize(
+    ("name", "impl"),
+    [
+        *(("dape-kerple", "blocked"), ("dape-fire", "blocked")),
+        *((name, "fused") for name in ("transformer-xl", "cope", "dape-v2-kerple")),
+    ],
+)
+def test_peak_memory_is_linear_in_the_length(name, impl):
+    if impl == "fused" and (reason := why_not_compiled(torch.empty(0))):
+        pytest.skip(reason)
     program = """
 import sys, torch, dape
 from dape.bench.memory import extra_bytes
@@ -108,7 +116,7 @@ from dape.bench.memory import extra_bytes
 def training_step(length):
     q, k, v = (torch.randn(1, 12, length, 64, requires_grad=True) for _ in range(3))
     pe = dape.build(sys.argv[1], num_heads=12, head_dim=64, train_length=512)
-    return lambda: dape.attention(q, k, v, pe, impl="blocked").sum().backward()
+    return lambda: dape.attention(q, k, v, pe, impl=sys.argv[3]).sum().backward()
 
 torch.set_num_threads(2)
 training_step(64)()
@@ -116,7 +124,7 @@ print(extra_bytes(training_step(int(sys.argv[2]))))
 """
 
     def peak(length: int) -> int:
-        arguments = [sys.executable, "-c", program, name, str(length)]
+        arguments = [sys.executable, "-c", program, name, str(length), impl]
         return int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
 
     short, long = peak(2048), peak(4096)

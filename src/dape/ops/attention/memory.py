@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,7 @@ from dape.positional.grid import Grid
 FEW_QUERIES = 8
 """A call with more is not decoding: its own tables cost little beside the rest."""
 LEAST_ROOM = 256
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class LagMemory:
     def __init__(self) -> None:
         self._of: Any = None
         self._room = 0
-        self._tables: LagTables | None = None
+        self._tables: Any = None
         self._prepared: Prepared | None = None
 
     @staticmethod
@@ -61,8 +62,8 @@ class LagMemory:
         )
 
     def tables(
-        self, pe: PositionalEncoding, keys: int, device: torch.device, make: Callable[[Int[Tensor, " n"]], LagTables]
-    ) -> tuple[LagTables, int]:
+        self, pe: PositionalEncoding, keys: int, device: torch.device, make: Callable[[Int[Tensor, " n"]], Kept]
+    ) -> tuple[Kept, int]:
         """Tables from some largest lag down to -(FEW_QUERIES - 1), and the index of lag ``keys - 1`` in them."""
         state = _state(pe)
         if self._tables is None or keys > self._room or state != self._of:
@@ -73,7 +74,7 @@ class LagMemory:
     def prepared(self, form: ScoreForm, heads: int) -> Prepared:
         """The last tables, as the compiled kernel reads them."""
         if self._prepared is None:
-            assert self._tables is not None
+            assert isinstance(self._tables, LagTables)
             mix = form.mix
             wa, w2 = (None, None) if mix is None else (mix.wa, mix.w2)
             lags, kept = self._room + FEW_QUERIES - 1, self._tables

@@ -18,17 +18,23 @@ from dape.ops.attention.check import (
     make_grid,
     without_autocast,
 )
-from dape.ops.attention.engines.base import OfRowsAndKeys, Verdict
+from dape.ops.attention.engines.base import Engine, OfRowsAndKeys, Verdict
 from dape.ops.attention.engines.catalogue import ENGINES
 from dape.ops.attention.lag_tables import lag_attention
 from dape.ops.attention.memory import LagMemory, LagTables
 from dape.ops.attention.reference import nothing_to_see, reference_attention
 from dape.ops.attention.row_blocks import row_block_attention
-from dape.positional.base import PositionalEncoding, Ramp, ScoreForm, closed_form, share_heads
+from dape.ops.attention.row_forms import KERNELS, RowKernel, row_form_attention
+from dape.positional.base import PositionalEncoding, Ramp, ScoreForm, any_form, share_heads
 from dape.positional.grid import Grid
+from dape.positional.row_forms import RowForm
 
 Impl = Literal["auto", "reference", "blocked", "fused", "triton", "sdpa"]
 
+NOT_PLAIN = (
+    "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, rope, pi, yarn) on "
+    "consecutive positions; use impl='auto'"
+)
 SMALL_CELLS = 1 << 18
 """Up to this many batch x head x query x key cells an encoding without a closed form is computed at once."""
 SHORT_KEYS, WIDE, SHORT_CELLS = 48, 32, 1 << 22
@@ -42,7 +48,7 @@ class Choice:
     """Which implementation computes a call, and why."""
 
     impl: Literal["reference", "blocked", "fused", "triton", "sdpa"]
-    kernel: Literal["whole matrix", "lag tables", "lag ramps", "bias tiles", "row blocks", "torch sdpa"]
+    kernel: Literal["whole matrix", "lag tables", "lag ramps", "bias tiles", "row blocks", "torch sdpa"] | RowKernel
     reason: str
 
 
@@ -140,7 +146,7 @@ def attention(
     check_causal(pe, causal)
     # Autocast would move scores, f and softmax to half precision behind our back.
     with without_autocast(q.device):
-        form = closed_form(pe)
+        form = any_form(pe)
         choice = choose(q, k, v, grid, form, impl)
         if choice.impl in ENGINES:
             check_no_tangents(q, k, v, *pe.parameters())
@@ -150,12 +156,16 @@ def attention(
     return (out, choice) if explain else out
 
 
-def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, impl: Impl) -> Choice:
+def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowForm | None, impl: Impl) -> Choice:
     """What ``attention`` will run for a call, and why."""
-    plain = form is not None and form.plain and grid.offset is not None and grid.q_document is None
+    plain = isinstance(form, ScoreForm) and form.plain and grid.offset is not None and grid.q_document is None
+    if impl == "reference":
+        return Choice("reference", "whole matrix", "asked for")
+    if impl == "auto" and not plain and torch.compiler.is_exporting():
+        return Choice("reference", "whole matrix", "exported: operations that every runtime has, for any length")
+    if isinstance(form, RowForm):
+        return _choose_row_form(q, k, v, grid, form, impl)
     match impl:
-        case "reference":
-            return Choice("reference", "whole matrix", "asked for")
         case "blocked":
             return _choose_blocked(grid, form)
         case "fused" | "triton":
@@ -163,20 +173,13 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, 
         case "sdpa" if plain:
             return Choice("sdpa", "torch sdpa", "asked for")
         case "sdpa":
-            raise ValueError(
-                "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, "
-                "rope, pi, yarn) on consecutive positions; use impl='auto'"
-            )
+            raise ValueError(NOT_PLAIN)
     if plain:
         return Choice("sdpa", "torch sdpa", "logits are plain scores, for which PyTorch's fused attention is exact")
-    if torch.compiler.is_exporting():
-        return Choice("reference", "whole matrix", "exported: operations that every runtime has, for any length")
     cells = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
-    if form is None and cells <= SMALL_CELLS:
-        return Choice("reference", "whole matrix", "logits have no closed form, and the matrix is small")
-    if form is None:
-        return _choose_blocked(grid, form)
-    engine = next(engine for engine in ENGINES.values() if engine.serves(q.device))
+    if not isinstance(form, ScoreForm):
+        return _choose_rows(q, k, "logits have no closed form")
+    engine = _first_engine(q)
     found = _judge(engine.name, q, k, v, grid, form)
     short = form.mix is None and cells <= SHORT_CELLS and _is_short(q, k, grid)
     chosen = replace(_choose_blocked(grid, form, engine.name), impl=engine.name)
@@ -185,6 +188,29 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, 
     words = found.words if found.ok or engine.name != "fused" else f"not compiled: {found.words}"
     chosen = chosen if found.ok else _choose_blocked(grid, form)
     return _with_reason(chosen, words) if words else chosen
+
+
+def _choose_row_form(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: RowForm, impl: Impl) -> Choice:
+    if impl == "sdpa":
+        raise ValueError(NOT_PLAIN)
+    engine = _first_engine(q) if impl == "auto" else ENGINES[impl]
+    found = engine.judge_rows(q, k, v, grid, form)
+    if found.ok:
+        choice = Choice("blocked", KERNELS[type(form)], "logits are of a form that has a kernel of its own")
+        return replace(choice, impl=engine.name)
+    if impl in ("fused", "triton"):
+        raise ValueError(f"impl={impl!r} is not possible: {found.words}; use impl='auto'")
+    return _choose_rows(q, k, found.words, small_matrix=impl == "auto")
+
+
+def _choose_rows(q: Tensor, k: Tensor, words: str, *, small_matrix: bool = True) -> Choice:
+    if small_matrix and q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= SMALL_CELLS:
+        return Choice("reference", "whole matrix", f"{words}, and the matrix is small")
+    return Choice("blocked", "row blocks", f"{words}: whole rows at a time")
+
+
+def _first_engine(q: Tensor) -> Engine:
+    return next(engine for engine in ENGINES.values() if engine.serves(q.device))
 
 
 def _with_reason(choice: Choice, more: str) -> Choice:
@@ -239,7 +265,7 @@ def _run(
     v: Tensor,
     pe: PositionalEncoding,
     grid: Grid,
-    form: ScoreForm | None,
+    form: ScoreForm | RowForm | None,
     memory: LagMemory | None,
 ) -> Tensor:
     if q.shape[2] == 0 or k.shape[2] == 0:
@@ -252,11 +278,14 @@ def _run(
         case "torch sdpa":
             return _sdpa(q, k, v, grid)
         case "bias tiles":
-            assert form is not None
+            assert isinstance(form, ScoreForm)
             return bias_tile_attention(q, k, v, form, grid, separable=_separable(q, k, form), engine=choice.impl)
         case "lag tables" | "lag ramps":
-            assert form is not None
+            assert isinstance(form, ScoreForm)
             return _by_lag_tables(q, k, v, pe, form, grid, memory, engine=choice.impl)
+        case _:
+            assert isinstance(form, RowForm)
+            return row_form_attention(q, k, v, pe, form, grid, memory, engine=choice.impl)
 
 
 def _by_lag_tables(

@@ -21,6 +21,9 @@ from torch import Tensor
 from dape.ops.attention.tiles import Terms, TileTerms
 from dape.positional.base import ScoreForm
 from dape.positional.grid import Grid
+from dape.positional.row_forms import RowForm
+
+NO_ROW_KERNEL = "logits have no closed form that this engine knows"
 
 
 @dataclass(frozen=True)
@@ -179,12 +182,16 @@ class Engine(Protocol):
         """Whether it can take a call, with tables over lags or terms on cells, and computes it rightly."""
         ...
 
-    def forward(self, call: Call, terms: Tables | CellTerms) -> tuple[Tensor, Tensor]:
-        """Output [b, h, q, e], and per row [b, h, q, 2] the largest logit (base 2) and the sum of the weights under
-        it."""
+    def judge_rows(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: RowForm) -> Verdict:
+        """Whether it has a kernel for this form that can take the call."""
         ...
 
-    def backward(self, call: Call, terms: Tables | CellTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found: ...
+    def forward(self, call: Call, terms: Any) -> tuple[Tensor, Tensor]:
+        """Output [b, h, q, e], and per row [b, h, q, 2] the largest logit (base 2) and the sum of the weights under
+        it. Terms are :class:`Tables`, :class:`CellTerms` or, if ``judge_rows`` takes them, those of a row form."""
+        ...
+
+    def backward(self, call: Call, terms: Any, grad: Tensor, out: Tensor, softmax: Tensor) -> Found: ...
 
 
 class KernelEngine(ABC):

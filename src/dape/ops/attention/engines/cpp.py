@@ -7,13 +7,29 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dape.ops.attention.engines.base import Call, KernelEngine, OfRowsAndKeys, RampTerms, RowBlock, Tables, Verdict
+from dape.ops.attention.engines.base import (
+    Call,
+    Found,
+    KernelEngine,
+    OfRowsAndKeys,
+    RampTerms,
+    RowBlock,
+    RowTerms,
+    Tables,
+    Verdict,
+)
+from dape.ops.attention.engines.row_terms import CountTerms, ProductTerms, RowFormTerms
 from dape.ops.attention.fused import library
-from dape.ops.attention.fused.available import why_not_compiled
+from dape.ops.attention.fused.available import why_not_built, why_not_compiled
+from dape.ops.attention.fused.convolved import MOST_TAPS, Convolved
+from dape.ops.attention.fused.heads import Counted, Relative, entries_of
 from dape.ops.attention.fused.run import LOG2_E, Attention, Mixer, Ramps, Term, Terms, outputs
 from dape.ops.attention.tiles import TileTerms
 from dape.positional.base import ScoreForm
 from dape.positional.grid import Grid
+from dape.positional.row_forms import ContentCount, KeyConvolution, RelativeProduct, RowForm
+
+KIND_OF = {RelativeProduct: "relative", ContentCount: "counted", KeyConvolution: "convolved"}
 
 
 class Cpp(KernelEngine):
@@ -28,6 +44,29 @@ class Cpp(KernelEngine):
 
     def judge(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, tables: bool) -> Verdict:
         return Verdict.against(why_not_compiled(q))
+
+    def judge_rows(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: RowForm) -> Verdict:
+        if grid.offset is None or grid.q_document is not None:
+            return Verdict(False, "several documents, or positions that are not one consecutive run")
+        if isinstance(form, KeyConvolution) and grid.key_padding_mask is not None:
+            return Verdict(False, "convolutions over keys would have gaps where keys are padding")
+        if isinstance(form, KeyConvolution) and form.wa.shape[-1] > MOST_TAPS:
+            return Verdict(False, f"the compiled kernel convolves at most {MOST_TAPS} keys, not {form.wa.shape[-1]}")
+        return Verdict.against(why_not_compiled(q) or why_not_built(KIND_OF[type(form)]))
+
+    def forward(self, call: Call, terms: Tables | RowTerms | RowFormTerms) -> tuple[Tensor, Tensor]:
+        if isinstance(terms, RowFormTerms):
+            out, softmax = outputs(call.q, call.v)
+            _kernel_of(call, terms).forward(out, softmax)
+            return out, softmax
+        return super().forward(call, terms)
+
+    def backward(
+        self, call: Call, terms: Tables | RowTerms | RowFormTerms, grad: Tensor, out: Tensor, softmax: Tensor
+    ) -> Found:
+        if isinstance(terms, RowFormTerms):
+            return _kernel_of(call, terms).backward(grad, out, softmax)
+        return super().backward(call, terms, grad, out, softmax)
 
     def attention(self, call: Call) -> Attention:
         mixer = None if call.wa is None or call.w2 is None else Mixer(call.wa, call.w2)
@@ -58,6 +97,12 @@ class Cpp(KernelEngine):
         if terms.pre is None:
             return Terms(fixed, None)
         return Terms(fixed, Term.by_cell(terms.pre.expand(-1, -1, block.rows, block.keys), 0.0))
+
+
+def _kernel_of(call: Call, terms: RowFormTerms) -> Relative | Counted | Convolved:
+    if isinstance(terms, ProductTerms):
+        return Relative(call, terms.second, entries_of(terms.table))
+    return Counted(call, terms.z) if isinstance(terms, CountTerms) else Convolved.from_terms(call, terms)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dape.ops.attention import tiles
 from dape.ops.attention.engines.base import (
+    NO_ROW_KERNEL,
     Call,
     CellTerms,
     Found,
@@ -27,6 +28,7 @@ from dape.ops.attention.tiles import Call as TileCall
 from dape.ops.attention.tiling import Tile
 from dape.positional.base import ScoreForm
 from dape.positional.grid import Grid
+from dape.positional.row_forms import RowForm
 
 
 class Tiles:
@@ -39,6 +41,9 @@ class Tiles:
 
     def judge(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, tables: bool) -> Verdict:
         return Verdict(True, "")
+
+    def judge_rows(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: RowForm) -> Verdict:
+        return Verdict(False, NO_ROW_KERNEL)
 
     def forward(self, call: Call, terms: Tables | CellTerms) -> tuple[Tensor, Tensor]:
         return tiles.run_forward(*_for_tiles(call, terms))

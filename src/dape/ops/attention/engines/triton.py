@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dape.ops.attention.engines.base import Call, KernelEngine, LagTerms, RowBlock, Verdict
+from dape.ops.attention.engines.base import NO_ROW_KERNEL, Call, KernelEngine, LagTerms, RowBlock, Verdict
 from dape.ops.attention.tiles import LOG2_E, TileTerms
 from dape.ops.attention.triton_kernels.available import serves, why_not_triton
 from dape.ops.attention.triton_kernels.plan import padded
@@ -14,6 +14,7 @@ from dape.ops.attention.triton_kernels.shape_class import class_of
 from dape.ops.attention.triton_kernels.trust import judged
 from dape.positional.base import ScoreForm
 from dape.positional.grid import Grid
+from dape.positional.row_forms import RowForm
 
 if TYPE_CHECKING:
     from dape.ops.attention.triton_kernels.run import Attention, Terms
@@ -35,6 +36,9 @@ class Triton(KernelEngine):
             return Verdict(False, why_not)
         fields = class_of(q, k, v, grid, form, tables=tables)
         return Verdict(*judged(q.device, torch.compiler.is_compiling(), **fields))
+
+    def judge_rows(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: RowForm) -> Verdict:
+        return Verdict(False, NO_ROW_KERNEL)
 
     def attention(self, call: Call) -> "Attention":
         from dape.ops.attention.triton_kernels.run import Attention

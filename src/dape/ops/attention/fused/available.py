@@ -21,22 +21,23 @@ def why_not_compiled(q: Tensor) -> str | None:
         return f"the compiled kernel is for CPUs, q is on {q.device}"
     if q.dtype not in DTYPES:
         return f"the compiled kernel computes in float32, q is {q.dtype}"
-    return _why_not_built()
+    return why_not_built()
 
 
 @torch.compiler.assume_constant_result  # and traced no further
-def _why_not_built() -> str | None:
-    return _try()
+def why_not_built(kind: str | None = None) -> str | None:
+    """None if the kernel is there, or that of a kind (``kinds.py``)."""
+    return _try(kind)
 
 
 @functools.cache
-def _try() -> str | None:
-    from dape.ops.attention.fused.library import load
+def _try(kind: str | None) -> str | None:
+    from dape.ops.attention.fused import kinds, library
 
     if os.environ.get(SWITCH) == "0":
         return f"the environment variable {SWITCH} is 0"
     try:
-        load()
+        library.load() if kind is None else kinds.load(kind)
     except (OSError, RuntimeError, UnicodeError) as error:  # RuntimeError: there is no home for the cache
         warnings.warn(
             f"dape's compiled attention kernel is not available, attention will be slower: {error}",

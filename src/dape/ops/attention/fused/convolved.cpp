@@ -1,0 +1,505 @@
+// Attention with two convolutions over neighbouring keys (DAPE-v2), for CPUs:
+//
+//     H = shown * leaky(sum_t Wa_t . S(j + t) + pre),     L = S + static + sum_t W2_t . H(j + t),     S = shown * q k'
+//
+// with t = -reach ... reach, shown 0 where a row does not see a key or there is none, and out = softmax2(mask(L)) v. Logits
+// are in base 2, as in kernel.cpp: static by log2(e), and so on. Static and pre are tables over lags, pre apart from its first
+// and last keys, whose neighbours are missing: those are given by row.
+//
+// A tile is all heads of a few query rows. It goes along the keys from the first to the last, BLOCK new ones at a step, and
+// every stage is `reach` keys behind the stage it reads from: H behind S, L behind H; in the backward pass the gradient Z of
+// H behind that of L, and that of S behind Z. Planes keep the last PAST keys of the step before, so nothing is computed
+// twice. Cell n of a stage that is `behind` is key j0 - behind + n, in column PAST - behind + n of a plane.
+
+#include "products.h"
+
+extern "C" {
+
+struct ConvolvedCall {
+  long batch, heads, kv_heads, queries, keys, width, value_width, hidden, taps, threads;
+  long causal, offset;    // row i of a causal call sees the first offset + i + 1 keys
+  const float *wa, *w2;   // [hidden, tap, heads], [tap, heads, hidden]
+  View fixed, pre;        // static and pre: "head" is the stride of their channels, row that of rows
+  const float* edges;     // [2 reach, hidden, queries]: pre of the first keys, then of the last
+  View q;                 // packed rows
+  View k_panels, v_rows;  // packed; unused if few_rows and forward
+  View k, v;              // as they are
+  View out;
+  View softmax;   // its rows are two numbers: the largest logit, and the sum of the weights under it, 1 if nothing is seen
+  long few_rows;  // scores are taken from k as it is, in both passes: other sums of huge products would be other weights
+  long splits;    // few rows: parts that the keys are cut into
+  float* parts;   // few rows: [batch, splits, heads, rows, padded value width + 2]
+};
+
+struct ConvolvedBackward {
+  View k_rows, v_panels;  // packed
+  const float *wa_back, *w2_back;  // [tap, heads, hidden], [hidden, tap, heads]: of natural logits
+  View d_out;             // over the sum of a row's weights; packed rows
+  View delta;             // per row the sum of d_out * out
+  View d_q;
+  long parts;             // shares of an item's rows; each has its own sums d_k and d_v
+  float *d_k, *d_v;       // [parts, batch, kv_heads, keys padded to BLOCK, padded width]
+  float *d_fixed, *d_pre, *d_edges;  // [threads, like the terms], and their spans
+  long fixed_span, pre_span, edges_span;
+  float *d_wa, *d_w2;     // [threads, tap, hidden, heads], [threads, tap, heads, hidden]
+};
+
+long dape_convolved_sizes() { return sizeof(ConvolvedCall) * 10000 + sizeof(ConvolvedBackward); }
+
+}  // extern "C"
+
+namespace {
+
+constexpr long PAST = 16;             // of which the backward pass needs 5 reach
+constexpr long LINE = PAST + BLOCK;   // keys that a plane holds
+constexpr long FORWARD_BYTES = 384 << 10, BACKWARD_BYTES = 448 << 10;
+
+typedef ConvolvedCall Call;
+typedef ConvolvedBackward Backward;
+
+inline long reach(const Call& c) { return c.taps / 2; }
+inline long seen(const Call& c, long i) { return c.causal ? most(0, least(c.keys, c.offset + i + 1)) : c.keys; }
+inline long groups(const Call& c) { return c.heads / c.kv_heads; }
+inline long key_blocks(const Call& c) { return (c.keys + BLOCK - 1) / BLOCK; }
+inline const float* term(const View& t, long row, long key) { return t.at + row * t.row + key; }
+
+struct Shape {
+  long rows;         // of a tile
+  long plane, line;  // numbers of one head: of LINE keys, of BLOCK keys. Powers of two would compete for the cache's lines
+  Shape(const Call& c, long bytes, long numbers) {
+    const long fit = bytes / (4 * c.heads * numbers);
+    rows = least(c.queries, fit >= 12 ? least(36, fit / 12 * 12) : 8);
+    plane = rows * LINE + 16, line = rows * BLOCK + 16;
+  }
+  static Shape forward(const Call& c) { return {c, FORWARD_BYTES, LINE + BLOCK + padded(c.value_width)}; }
+  static Shape backward(const Call& c) { return {c, BACKWARD_BYTES, 2 * LINE + BLOCK + padded(c.width)}; }
+  long blocks(const Call& c) const { return (c.queries + rows - 1) / rows; }
+};
+
+// Which cells of a stage a row sees.
+struct Shown {
+  long from, to;
+  Shown(const Call& c, long i, long j0, long behind) {
+    from = most(0, behind - j0), to = most(0, least(BLOCK, seen(c, i) - (j0 - behind)));
+  }
+  long width() const { return padded(to); }
+  // The others are 0.
+  void only(float* x) const {
+    for (long n = 0; n < from; n++) x[n] = 0.0f;
+    for (long n = to; n < BLOCK; n++) x[n] = 0.0f;
+  }
+};
+
+// What a thread works with.
+struct Planes {
+  float *S, *G;    // [head, row, LINE]: scores; the gradient of weights becomes that of logits, then that of scores
+  float *P;        // [head, row, BLOCK]: logits, then weights
+  float *O;        // [head, row, width]: output, or gradient of q
+  float *H, *Z;    // [hidden, LINE] of one row: hidden units and their gradients
+  float *past_H, *past_Z;  // [row, hidden, 2 reach]
+  float *columns;  // [tap, head, BLOCK] of one row: beside each other what a convolution reads
+  float *pre;      // [hidden, BLOCK] of one row with the first or last keys
+  float *top, *total, *rescale;
+  static long numbers(const Call& c, const Shape& s, bool backward) {
+    const long cells = c.heads * s.rows, width = padded(most(c.width, c.value_width));
+    return c.heads * (s.plane * (backward ? 2 : 1) + s.line) + cells * (width + 3) + 2 * c.hidden * (LINE + s.rows * 2 * reach(c)) +
+           c.taps * c.heads * BLOCK + c.hidden * BLOCK + 512;
+  }
+  Planes(const Call& c, const Shape& s, Scratch& scratch, bool backward) {
+    const long cells = c.heads * s.rows, past = s.rows * c.hidden * 2 * reach(c);
+    S = scratch.take(c.heads * s.plane), P = scratch.take(c.heads * s.line);
+    G = backward ? scratch.take(c.heads * s.plane) : nullptr;
+    O = scratch.take(cells * padded(most(c.width, c.value_width)));
+    H = scratch.take(c.hidden * LINE), Z = scratch.take(c.hidden * LINE);
+    past_H = scratch.take(past), past_Z = scratch.take(past);
+    columns = scratch.take(c.taps * c.heads * BLOCK), pre = scratch.take(c.hidden * BLOCK);
+    top = scratch.take(cells), total = scratch.take(cells), rescale = scratch.take(cells);
+  }
+  void begin(const Call& c, const Shape& s, long rows) const {
+    for (long h = 0; h < c.heads; h++)
+      for (long r = 0; r < rows; r++) {
+        std::memset(S + h * s.plane + r * LINE, 0, 4 * PAST);
+        if (G) std::memset(G + h * s.plane + r * LINE, 0, 4 * PAST);
+      }
+    std::memset(past_H, 0, 4 * rows * c.hidden * 2 * reach(c));
+    std::memset(past_Z, 0, 4 * rows * c.hidden * 2 * reach(c));
+  }
+  // The last keys of a step are the past of the next.
+  static void go_on(const Call& c, const Shape& s, long rows, float* x) {
+    for (long h = 0; h < c.heads; h++)
+      for (long r = 0; r < rows; r++) {
+        float* line = x + h * s.plane + r * LINE;
+        std::memcpy(line, line + BLOCK, 4 * PAST);
+      }
+  }
+};
+
+// Units of a row, [hidden, LINE], and what is kept of them from one step to the next: the 2 reach keys before column `at`.
+inline void recall(const Call& c, float* units, long at, const float* past) {
+  const long kept = 2 * reach(c);
+  for (long u = 0; u < c.hidden; u++)
+    for (long n = 0; n < kept; n++) units[u * LINE + at - kept + n] = past[u * kept + n];
+}
+inline void keep(const Call& c, const float* units, long at, float* past) {
+  const long kept = 2 * reach(c);
+  for (long u = 0; u < c.hidden; u++)
+    for (long n = 0; n < kept; n++) past[u * kept + n] = units[u * LINE + at + BLOCK - kept + n];
+}
+
+// New scores of all heads and rows, 0 where they do not count.
+void scores(const Call& c, const Shape& s, long b, long i0, long rows, long j0, float* S) {
+  const long most_seen = most(0, least(BLOCK, seen(c, i0 + rows - 1) - j0));
+  for (long h = 0; h < c.heads; h++) {
+    float* to = S + h * s.plane + PAST;
+    if (most_seen && !c.few_rows)
+      product<SET>(rows, padded(most_seen), c.width, number(c.q, b, h, i0), c.q.row, 1, number(c.k_panels, b, h / groups(c), j0), BLOCK,
+                   to, LINE);
+    for (long r = 0; r < rows; r++) {
+      const Shown shown(c, i0 + r, j0, 0);
+      for (long n = 0; c.few_rows && n < shown.to; n++)
+        to[r * LINE + n] = dot(number(c.q, b, h, i0 + r), number(c.k, b, h / groups(c), j0 + n), c.width);
+      shown.only(to + r * LINE);
+    }
+  }
+}
+
+// Beside each other what a convolution reads for a row's cells from column `at` on; `step` is -1 if it is the transposed one.
+void gather(const Call& c, const Shape& s, const float* x, long at, long width, int step, float* columns) {
+  for (long t = 0; t < c.taps; t++)
+    for (long h = 0; h < c.heads; h++)
+      for (long n = 0; n < width; n += LANES)
+        store(columns + (t * c.heads + h) * BLOCK + n, load(x + h * s.plane + at + step * (t - reach(c)) + n));
+}
+
+// The place of a key among the edges, or -1.
+inline long edge_of(const Call& c, long key) {
+  if (key < reach(c)) return key;
+  return key >= c.keys - reach(c) ? key - c.keys + 2 * reach(c) : -1;
+}
+
+inline const float* edge(const Call& c, const float* edges, long place, long unit, long row) {
+  return edges + (place * c.hidden + unit) * c.queries + row;
+}
+
+// Calls what is given with n and the place of each edge among cells from ... to, of which the first is `key`.
+template <class Each>
+inline void each_edge(const Call& c, long key, long from, long to, Each each) {
+  for (long n = from; n < to; n++) {
+    const long place = edge_of(c, key + n);
+    if (place >= 0) each(n, place);
+  }
+}
+
+inline bool has_edges(const Call& c, long key, const Shown& shown) {
+  return key + shown.from < reach(c) || key + shown.to > c.keys - reach(c);
+}
+
+// Hidden units of a row into p.H, those of earlier keys before them.
+void hidden_units(const Call& c, const Shape& s, long i, long r, long j0, const Planes& p) {
+  const long behind = reach(c), at = PAST - behind, key = j0 - behind;
+  const Shown shown(c, i, j0, behind);
+  Strided pre = {term(c.pre, i, key), c.pre.head};
+  recall(c, p.H, at, p.past_H + r * c.hidden * 2 * reach(c));
+  if (has_edges(c, key, shown)) {
+    for (long u = 0; u < c.hidden; u++)
+      for (long n = 0; n < shown.width(); n += LANES) store(p.pre + u * BLOCK + n, load(pre.at + u * pre.row + n));
+    each_edge(c, key, shown.from, shown.to, [&](long n, long place) {
+      for (long u = 0; u < c.hidden; u++) p.pre[u * BLOCK + n] = *edge(c, c.edges, place, u, i);
+    });
+    pre = {p.pre, BLOCK};
+  }
+  gather(c, s, p.S + r * LINE, at, shown.width(), 1, p.columns);
+  product<LEAKY>(c.hidden, shown.width(), c.taps * c.heads, c.wa, c.taps * c.heads, 1, p.columns, BLOCK, p.H + at, LINE, pre);
+  for (long u = 0; u < c.hidden; u++) shown.only(p.H + u * LINE + at);
+  keep(c, p.H, at, p.past_H + r * c.hidden * 2 * reach(c));
+}
+
+// Logits of a row into p.P, -inf where they are not seen; returns what is.
+Shown logits(const Call& c, const Shape& s, long i, long r, long j0, const Planes& p) {
+  const long behind = 2 * reach(c), at = PAST - behind;
+  const Shown shown(c, i, j0, behind);
+  float* L = p.P + r * BLOCK;
+  const Strided S = {p.S + r * LINE + at, s.plane}, fixed = {term(c.fixed, i, j0 - behind), c.fixed.head};
+  for (long t = 0; t < c.taps; t++) {
+    const float *w2 = c.w2 + t * c.heads * c.hidden, *H = p.H + at + t - reach(c);
+    if (t) product<ADD>(c.heads, shown.width(), c.hidden, w2, c.hidden, 1, H, LINE, L, s.line);
+    else product<ONTO_BOTH>(c.heads, shown.width(), c.hidden, w2, c.hidden, 1, H, LINE, L, s.line, S, fixed);
+  }
+  for (long h = 0; h < c.heads; h++) {
+    for (long n = 0; n < least(shown.from, shown.width()); n++) L[h * s.line + n] = -INFINITY;
+    for (long n = shown.to; n < shown.width(); n++) L[h * s.line + n] = -INFINITY;
+  }
+  return shown;
+}
+
+// Forward ------------------------------------------------------------------------------------------------------------
+
+void add_values(const Call& c, const Shape& s, long b, long h, long rows, long first, long from, long to, const Planes& p) {
+  const long e = padded(c.value_width), vectors = c.few_rows ? c.value_width / LANES * LANES : e, count = to - from;
+  const View& v = c.few_rows ? c.v : c.v_rows;
+  const float *P = p.P + h * s.line + from, *values = number(v, b, h / groups(c), first + from);
+  float* O = p.O + h * s.rows * e;
+  if (vectors) product<ADD>(rows, vectors, count, P, BLOCK, 1, values, v.row, O, e);
+  for (long r = 0; r < rows; r++)
+    for (long n = 0; n < count; n++)
+      for (long x = vectors; x < c.value_width; x++) O[r * e + x] += P[r * BLOCK + n] * values[n * v.row + x];
+}
+
+// Keys first ... last of some rows, added to what O and the softmax have seen so far.
+void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long first, long last, const Planes& p) {
+  const long behind = 2 * reach(c), e = padded(c.value_width);
+  p.begin(c, s, rows);
+  // A block before the first key: it fills the past.
+  for (long j0 = most(0, first / BLOCK * BLOCK - BLOCK); j0 - behind < last; j0 += BLOCK) {
+    const long key = j0 - behind, from = most(0, first - key), to = least(BLOCK, last - key);
+    scores(c, s, b, i0, rows, j0, p.S);
+    for (long r = 0; r < rows; r++) {
+      hidden_units(c, s, i0 + r, r, j0, p);
+      if (from >= to) continue;
+      const Shown shown = logits(c, s, i0 + r, r, j0, p);
+      for (long h = 0; h < c.heads; h++) {
+        float* L = p.P + h * s.line + r * BLOCK;
+        for (long n = 0; n < least(from, shown.width()); n++) L[n] = -INFINITY;
+        for (long n = to; n < shown.width(); n++) L[n] = -INFINITY;
+        const long x = h * s.rows + r;
+        weigh(L, shown.width(), BLOCK, p.top[x], p.total[x], p.rescale[x]);
+        float* o = p.O + x * e;
+        for (long n = 0; p.rescale[x] != 1.0f && n < e; n += LANES) store(o + n, load(o + n) * p.rescale[x]);
+      }
+    }
+    for (long h = 0; h < c.heads && from < to; h++) add_values(c, s, b, h, rows, key, from, to, p);
+    Planes::go_on(c, s, rows, p.S);
+  }
+}
+
+void begin_rows(const Call& c, const Shape& s, const Planes& p) {
+  std::memset(p.O, 0, 4 * c.heads * s.rows * padded(c.value_width));
+  for (long x = 0; x < c.heads * s.rows; x++) p.top[x] = LOWEST, p.total[x] = 0;
+}
+
+// A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
+void finish_row(const Call& c, long b, long h, long i, const float* O, float top, float total) {
+  total = total == 0.0f ? 1.0f : total;
+  float *to = number(c.out, b, h, i), *softmax = number(c.softmax, b, h, i);
+  for (long n = 0; n < c.value_width; n++) to[n] = O[n] / total;
+  softmax[0] = top, softmax[1] = total;
+}
+
+void forward_rows(const Call& c, const Shape& s, long b, long i0, const Planes& p) {
+  const long rows = least(s.rows, c.queries - i0), e = padded(c.value_width);
+  begin_rows(c, s, p);
+  accumulate(c, s, b, i0, rows, 0, seen(c, i0 + rows - 1), p);
+  for (long h = 0; h < c.heads; h++)
+    for (long r = 0; r < rows; r++) {
+      const long x = h * s.rows + r;
+      finish_row(c, b, h, i0 + r, p.O + x * e, p.top[x], p.total[x]);
+    }
+}
+
+// One part of the keys, for all rows: there are few.
+void forward_part(const Call& c, const Shape& s, long b, long part, const Planes& p) {
+  const long e = padded(c.value_width), keys = seen(c, c.queries - 1);
+  const long blocks = (keys + BLOCK - 1) / BLOCK, share = (blocks + c.splits - 1) / c.splits * BLOCK;
+  begin_rows(c, s, p);
+  accumulate(c, s, b, 0, c.queries, least(keys, part * share), least(keys, (part + 1) * share), p);
+  float* to = c.parts + (b * c.splits + part) * c.heads * s.rows * (e + 2);
+  for (long x = 0; x < c.heads * s.rows; x++, to += e + 2) {
+    std::memcpy(to, p.O + x * e, 4 * e);
+    to[e] = p.top[x], to[e + 1] = p.total[x];
+  }
+}
+
+// The softmax over all keys from those over the parts.
+void join_parts(const Call& c, const Shape& s, long b, long h, long r) {
+  const long e = padded(c.value_width), step = c.heads * s.rows * (e + 2);
+  float* first = c.parts + b * c.splits * step + (h * s.rows + r) * (e + 2);
+  float top = LOWEST, total = 0;
+  for (long part = 0; part < c.splits; part++) top = first[part * step + e] > top ? first[part * step + e] : top;
+  for (long part = 0; part < c.splits; part++) {
+    const float* from = first + part * step;
+    const float factor = std::exp2(from[e] - top);
+    total += from[e + 1] * factor;
+    for (long n = 0; n < e; n++) first[n] = (part ? first[n] : 0.0f) + from[n] * factor;
+  }
+  finish_row(c, b, h, r, first, top, total);
+}
+
+// Backward -----------------------------------------------------------------------------------------------------------
+
+struct Sums {  // of one thread, or of one share of an item
+  float *fixed, *pre, *edges;
+  float *wa, *w2;  // [tap, .., .., lane]
+  float *k, *v;
+};
+
+// Weights of a row, and the gradients of its logits in place of those of its weights.
+void d_logits(const Call& c, const Backward& g, const Shape& s, long b, long i, long r, long j0, const Planes& p, const Sums& sums) {
+  const long behind = 2 * reach(c);
+  const Shown shown = logits(c, s, i, r, j0, p);
+  float* to_fixed = sums.fixed + (term(c.fixed, i, j0 - behind) - c.fixed.at);
+  for (long h = 0; h < c.heads; h++) {
+    float *P = p.P + h * s.line + r * BLOCK, *G = p.G + h * s.plane + r * LINE + PAST - behind;
+    const float *softmax = number(c.softmax, b, h, i), top = softmax[0], delta = *number(g.delta, b, h, i);
+    // One key with all the weight has no gradient; see backward_chunk of kernel.cpp.
+    const float most_weight = softmax[1] == 1.0f ? 1.0f : INFINITY;
+    for (long n = 0; n < shown.width(); n += LANES) {
+      const Vec w = power_of_2(load(P + n) - top), x = load(G + n) - delta;
+      store(P + n, w);
+      store(G + n, w == most_weight ? x - x : w * x);  // NaN stays NaN
+    }
+    shown.only(P), shown.only(G);
+    if (!g.d_fixed) continue;
+    float* to = to_fixed + h * c.fixed.head;
+    for (long n = 0; n < shown.width(); n += LANES) store(to + n, load(to + n) + load(G + n));
+  }
+  for (long t = 0; t < c.taps; t++)
+    cell_products(c.heads, c.hidden, 1, shown.width(), p.G + r * LINE + PAST - behind, s.plane, p.H + PAST - behind + t - reach(c), LINE,
+                  sums.w2 + t * c.heads * c.hidden * LANES);
+}
+
+// Gradients of a row's hidden units before the activation into p.Z, those of earlier keys before them.
+void d_hidden(const Call& c, const Backward& g, const Shape& s, long i, long r, long j0, const Planes& p, const Sums& sums) {
+  const long behind = 3 * reach(c), at = PAST - behind, key = j0 - behind;
+  const Shown shown(c, i, j0, behind);
+  float* past = p.past_Z + r * c.hidden * 2 * reach(c);
+  recall(c, p.Z, at, past);
+  gather(c, s, p.G + r * LINE, at, shown.width(), -1, p.columns);
+  product<LEAKY_SLOPE_OF>(c.hidden, shown.width(), c.taps * c.heads, g.w2_back, c.taps * c.heads, 1, p.columns, BLOCK, p.Z + at, LINE,
+                          {nullptr, 0}, {p.H + at, LINE});
+  for (long u = 0; u < c.hidden; u++) shown.only(p.Z + u * LINE + at);
+  keep(c, p.Z, at, past);
+  for (long t = 0; t < c.taps; t++)
+    cell_products(c.hidden, c.heads, 1, shown.width(), p.Z + at, LINE, p.S + r * LINE + at + t - reach(c), s.plane,
+                  sums.wa + t * c.hidden * c.heads * LANES);
+  float* to = sums.pre + (term(c.pre, i, key) - c.pre.at);
+  const bool edges = has_edges(c, key, shown);
+  for (long u = 0; u < c.hidden; u++) {
+    const float* Z = p.Z + u * LINE + at;
+    for (long n = 0; n < shown.width(); n += LANES) store(to + u * c.pre.head + n, load(to + u * c.pre.head + n) + load(Z + n));
+    if (edges)  // they are not the table's
+      each_edge(c, key, shown.from, shown.to, [&](long n, long place) {
+        to[u * c.pre.head + n] -= Z[n];
+        sums.edges[(place * c.hidden + u) * c.queries + i] += Z[n];
+      });
+  }
+}
+
+// The gradients of scores in place of those of logits.
+void d_scores(const Call& c, const Backward& g, const Shape& s, long i, long r, long j0, const Planes& p) {
+  const long behind = 4 * reach(c), at = PAST - behind;
+  const Shown shown(c, i, j0, behind);
+  float* G = p.G + r * LINE + at;
+  for (long t = 0; t < c.taps; t++)
+    product<ADD>(c.heads, shown.width(), c.hidden, g.wa_back + t * c.heads * c.hidden, c.hidden, 1, p.Z + at - (t - reach(c)), LINE, G,
+                 s.plane);
+  for (long h = 0; h < c.heads; h++) shown.only(G + h * s.plane);
+}
+
+// Products of a stage with keys: its cells that are keys at all.
+struct Keys {
+  long from, key, count;
+  Keys(const Call& c, long j0, long behind, long last) {
+    from = most(0, behind - j0), key = j0 - behind + from, count = most(0, least(BLOCK - from, last - key));
+  }
+};
+
+void backward_rows(const Call& c, const Backward& g, const Shape& s, long b, long i0, const Planes& p, const Sums& sums) {
+  const long rows = least(s.rows, c.queries - i0), d = padded(c.width), e = padded(c.value_width), w = reach(c);
+  const long last = seen(c, i0 + rows - 1), all_keys = key_blocks(c) * BLOCK;
+  std::memset(p.O, 0, 4 * c.heads * s.rows * d);
+  p.begin(c, s, rows);
+  for (long j0 = 0; j0 - 4 * w < last; j0 += BLOCK) {
+    const long fresh = padded(most(0, least(BLOCK, last - j0)));
+    scores(c, s, b, i0, rows, j0, p.S);
+    for (long h = 0; h < c.heads; h++) {
+      float* G = p.G + h * s.plane + PAST;
+      if (fresh)
+        product<SET>(rows, fresh, c.value_width, number(g.d_out, b, h, i0), g.d_out.row, 1, number(g.v_panels, b, h / groups(c), j0), BLOCK,
+                     G, LINE);
+      for (long r = 0; r < rows; r++) std::memset(G + r * LINE + fresh, 0, 4 * (BLOCK - fresh));
+    }
+    for (long r = 0; r < rows; r++) {
+      hidden_units(c, s, i0 + r, r, j0, p);
+      d_logits(c, g, s, b, i0 + r, r, j0, p, sums);
+      d_hidden(c, g, s, i0 + r, r, j0, p, sums);
+      d_scores(c, g, s, i0 + r, r, j0, p);
+    }
+    const Keys of_v(c, j0, 2 * w, last), of_k(c, j0, 4 * w, last);
+    for (long h = 0; h < c.heads; h++) {
+      const long kv = h / groups(c) * all_keys;
+      const float *P = p.P + h * s.line + of_v.from, *G = p.G + h * s.plane + PAST - 4 * w + of_k.from;
+      product<ADD>(of_v.count, e, rows, P, 1, BLOCK, number(g.d_out, b, h, i0), g.d_out.row, sums.v + (kv + of_v.key) * e, e);
+      product<ADD>(rows, d, of_k.count, G, LINE, 1, number(g.k_rows, b, h / groups(c), of_k.key), d, p.O + h * s.rows * d, d);
+      product<ADD>(of_k.count, d, rows, G, 1, LINE, number(c.q, b, h, i0), c.q.row, sums.k + (kv + of_k.key) * d, d);
+    }
+    Planes::go_on(c, s, rows, p.S), Planes::go_on(c, s, rows, p.G);
+  }
+  const float scale = 1.0f / std::sqrt(static_cast<float>(c.width));
+  for (long h = 0; h < c.heads; h++)
+    for (long r = 0; r < rows; r++)
+      for (long n = 0; n < c.width; n++) number(g.d_q, b, h, i0 + r)[n] = p.O[(h * s.rows + r) * d + n] * scale;
+}
+
+void backward_share(const Call& c, const Backward& g, const Shape& s, long share, const Planes& p, Sums sums) {
+  const long b = share / g.parts, part = share % g.parts, rows = (part * c.batch + b) * c.kv_heads * key_blocks(c) * BLOCK;
+  sums.k = g.d_k + rows * padded(c.width), sums.v = g.d_v + rows * padded(c.value_width);
+  // There and back again, so that parts have long rows and short ones alike.
+  for (long x = 0; x < s.blocks(c); x++) {
+    const long turn = x / g.parts, place = x % g.parts;
+    if ((turn % 2 ? g.parts - 1 - place : place) == part) backward_rows(c, g, s, b, x * s.rows, p, sums);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Both return 0, or 1 if there was not enough memory for a thread's scratch space.
+
+long dape_convolved_forward(const ConvolvedCall* call) {
+  const Call& c = *call;
+  const Shape s = Shape::forward(c);
+  const long blocks = s.blocks(c), units = c.batch * (c.few_rows ? c.splits : blocks);
+  long next = 0, failed = 0;
+#pragma omp parallel num_threads(c.threads)
+  {
+    Scratch scratch(Planes::numbers(c, s, false));
+    const Planes p(c, s, scratch, false);
+    // Long rows first, so that no thread begins a long tile when the others are done.
+    for (long t; !scratch.missing(failed) && (t = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < units;)
+      if (c.few_rows) forward_part(c, s, t / c.splits, t % c.splits, p);
+      else forward_rows(c, s, t % c.batch, (blocks - 1 - t / c.batch) * s.rows, p);
+#pragma omp barrier
+#pragma omp for schedule(static)
+    for (long x = 0; x < c.batch * c.heads; x++)
+      for (long r = 0; c.few_rows && r < c.queries; r++)
+        if (!__atomic_load_n(&failed, __ATOMIC_RELAXED)) join_parts(c, s, x / c.heads, x % c.heads, r);
+  }
+  return failed;
+}
+
+long dape_convolved_backward(const ConvolvedCall* call, const ConvolvedBackward* backward) {
+  const Call& c = *call;
+  const Backward& g = *backward;
+  const Shape s = Shape::backward(c);
+  long failed = 0;
+#pragma omp parallel num_threads(c.threads)
+  {
+    const long weights = c.taps * c.heads * c.hidden, lanes = weights * LANES;
+    Scratch scratch(Planes::numbers(c, s, true) + 2 * lanes + 64);
+    const Planes p(c, s, scratch, true);
+    float *wa = scratch.take(lanes), *w2 = scratch.take(lanes);
+    const bool idle = scratch.missing(failed);
+    // Fewer threads than asked for do the work of the missing ones.
+    for (long t = omp_get_thread_num(); t < c.threads && !idle; t += omp_get_num_threads()) {
+      std::memset(wa, 0, 4 * lanes), std::memset(w2, 0, 4 * lanes);
+      const Sums sums = {g.d_fixed + t * g.fixed_span, g.d_pre + t * g.pre_span, g.d_edges + t * g.edges_span, wa, w2, nullptr, nullptr};
+      for (long share = t; share < c.batch * g.parts; share += c.threads) backward_share(c, g, s, share, p, sums);
+      fold_lanes(c.taps * c.hidden, c.heads, wa, g.d_wa + t * weights, 1.0f);
+      fold_lanes(c.taps * c.heads, c.hidden, w2, g.d_w2 + t * weights, 1.0f);
+    }
+  }
+  return failed;
+}
+
+}  // extern "C"

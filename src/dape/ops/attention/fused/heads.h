@@ -1,0 +1,231 @@
+// Attention one head at a time, for logits that no other head enters; forward and backward:
+//
+//     out = softmax2(mask(L)) v,     L = what a Kind makes of a tile of rows and keys
+//
+// A tile is up to ROWS query rows against BLOCK keys, [row, key]. A Kind says how scores and logits of a tile come about
+// and what becomes of their gradients; the walk over tiles, the softmax and the products with k and v are here. Logits
+// are in base 2: the caller scales queries by log2(e) / sqrt(d).
+//
+// Threads are those of torch's own OpenMP pool. Every gradient is summed by one unit of work alone, an item's key head or
+// a part of its rows, in an order that does not depend on who does it: bits depend on the number of parts only.
+
+#pragma once
+
+#include "products.h"
+
+extern "C" {
+
+struct HeadCall {
+  long batch, heads, kv_heads, queries, keys, width, value_width, threads;
+  long causal, offset;    // row i of a causal call sees the first offset + i + 1 keys
+  const float* mask;      // [batch, keys padded to BLOCK]: 0 or -inf; or null
+  View q;                 // packed rows
+  View k_panels, v_rows;  // packed; unused if few_rows and forward
+  View k, v;              // as they are
+  View out;
+  View softmax;   // its rows are two numbers: the largest logit, and the sum of the weights under it, 1 if nothing is seen
+  long few_rows;  // scores are taken from k as it is, in both passes: other sums of huge products would be other weights
+};
+
+struct HeadBackward {
+  View k_rows, v_panels;  // packed
+  View d_out;             // over the sum of a row's weights; packed rows
+  View delta;             // per row the sum of d_out * out
+  View d_q;
+  long parts;        // shares of the rows of an item and key head; each has its own sums d_k and d_v
+  float *d_k, *d_v;  // [parts, batch, kv_heads, keys padded to BLOCK, padded width]
+};
+
+}  // extern "C"
+
+namespace {
+
+constexpr long ROWS_OF_TILE = 48;  // products take six rows at a time
+
+struct Tile {
+  long b, h, i0, rows;
+  long key, width;  // keys, padded to whole vectors
+};
+
+inline long seen(const HeadCall& c, long i) { return c.causal ? most(0, least(c.keys, c.offset + i + 1)) : c.keys; }
+inline long groups(const HeadCall& c) { return c.heads / c.kv_heads; }
+inline long key_blocks(const HeadCall& c) { return (c.keys + BLOCK - 1) / BLOCK; }
+inline long row_blocks(const HeadCall& c) { return (c.queries + ROWS_OF_TILE - 1) / ROWS_OF_TILE; }
+
+// How many of a tile's keys row i sees, padding apart.
+inline long visible(const HeadCall& c, const Tile& t, long i) { return most(0, least(t.width, seen(c, i) - t.key)); }
+
+inline const float* mask_of(const HeadCall& c, const Tile& t) {
+  return c.mask ? c.mask + t.b * key_blocks(c) * BLOCK + t.key : nullptr;
+}
+
+// q k' of rows r ... of a tile, onto I if END is ONTO.
+template <End END>
+inline void scores_of(const HeadCall& c, const Tile& t, long r, long rows, float* S, Strided I = {nullptr, 0}) {
+  const float* panel = number(c.k_panels, t.b, t.h / groups(c), t.key);
+  product<END>(rows, t.width, c.width, number(c.q, t.b, t.h, t.i0 + r), c.q.row, 1, panel, BLOCK, S + r * BLOCK, BLOCK, I);
+}
+
+// The same for one cell, from keys as they are.
+inline float score_of(const HeadCall& c, const Tile& t, long r, long n) {
+  return dot(number(c.q, t.b, t.h, t.i0 + r), number(c.k, t.b, t.h / groups(c), t.key + n), c.width);
+}
+
+// Logits that are not seen become -inf. Returns how many vectors' keys count in this row.
+inline long hide(const HeadCall& c, const Tile& t, long r, float* L) {
+  const long count = visible(c, t, t.i0 + r), width = padded(count);
+  for (long n = count; n < width; n++) L[n] = -INFINITY;
+  if (const float* mask = mask_of(c, t))
+    for (long n = 0; n < width; n += LANES) store(L + n, load(L + n) + load(mask + n));
+  return width;
+}
+
+// O += P v for values as they are.
+inline void add_values(const HeadCall& c, const Tile& t, const float* P, float* O) {
+  const long e = padded(c.value_width), vectors = c.value_width / LANES * LANES, count = least(t.width, c.keys - t.key);
+  const float* v = number(c.v, t.b, t.h / groups(c), t.key);
+  if (vectors) product<ADD>(t.rows, vectors, count, P, BLOCK, 1, v, c.v.row, O, e);
+  for (long r = 0; r < t.rows; r++)
+    for (long n = 0; n < count; n++)
+      for (long x = vectors; x < c.value_width; x++) O[r * e + x] += P[r * BLOCK + n] * v[n * c.v.row + x];
+}
+
+struct HeadPlanes {
+  float *S, *P, *G;              // [row, key]: scores, weights, gradients; the last two in the backward pass
+  float* O;                      // [row, value width], or the gradient of q, [row, width]
+  float *top, *total, *rescale;  // the softmax so far, of every row
+  static long numbers(const HeadCall& c) {
+    return ROWS_OF_TILE * (3 * BLOCK + padded(most(c.width, c.value_width)) + 3) + 128;
+  }
+  HeadPlanes(const HeadCall& c, Scratch& scratch) {
+    S = scratch.take(ROWS_OF_TILE * BLOCK), P = scratch.take(ROWS_OF_TILE * BLOCK), G = scratch.take(ROWS_OF_TILE * BLOCK);
+    O = scratch.take(ROWS_OF_TILE * padded(most(c.width, c.value_width)));
+    top = scratch.take(ROWS_OF_TILE), total = scratch.take(ROWS_OF_TILE), rescale = scratch.take(ROWS_OF_TILE);
+  }
+};
+
+template <class Kind>
+void forward_tile(const HeadCall& c, Kind& kind, const Tile& t, const HeadPlanes& p) {
+  const long e = padded(c.value_width);
+  kind.scores(t, p.S);
+  kind.logits(t, p.S, p.S);
+  for (long r = 0; r < t.rows; r++) {
+    const long width = hide(c, t, r, p.S + r * BLOCK);
+    weigh(p.S + r * BLOCK, width, t.width, p.top[r], p.total[r], p.rescale[r]);
+    if (p.rescale[r] != 1.0f)
+      for (long n = 0; n < e; n += LANES) store(p.O + r * e + n, load(p.O + r * e + n) * p.rescale[r]);
+  }
+  if (c.few_rows) add_values(c, t, p.S, p.O);
+  else product<ADD>(t.rows, e, t.width, p.S, BLOCK, 1, number(c.v_rows, t.b, t.h / groups(c), t.key), e, p.O, e);
+}
+
+template <class Kind>
+void forward_rows(const HeadCall& c, Kind& kind, long b, long h, long i0, const HeadPlanes& p) {
+  const long rows = least(ROWS_OF_TILE, c.queries - i0), e = padded(c.value_width), keys = seen(c, i0 + rows - 1);
+  const long blocks = (keys + BLOCK - 1) / BLOCK;
+  std::memset(p.O, 0, 4 * rows * e);
+  for (long r = 0; r < rows; r++) p.top[r] = LOWEST, p.total[r] = 0;
+  kind.begin(i0, rows);
+  for (long x = 0; x < blocks; x++) {
+    const long key = (Kind::LEFTWARDS ? blocks - 1 - x : x) * BLOCK;
+    forward_tile(c, kind, {b, h, i0, rows, key, padded(least(BLOCK, keys - key))}, p);
+  }
+  for (long r = 0; r < rows; r++) {
+    // A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
+    const float total = p.total[r] == 0.0f ? 1.0f : p.total[r];
+    float *to = number(c.out, b, h, i0 + r), *softmax = number(c.softmax, b, h, i0 + r);
+    for (long n = 0; n < c.value_width; n++) to[n] = p.O[r * e + n] / total;
+    softmax[0] = p.top[r], softmax[1] = total;
+  }
+}
+
+template <class Kind>
+void backward_tile(const HeadCall& c, const HeadBackward& g, Kind& kind, const Tile& t, const HeadPlanes& p, float* d_k, float* d_v) {
+  const long d = padded(c.width), e = padded(c.value_width), kv = t.h / groups(c);
+  kind.scores(t, p.S);
+  kind.logits(t, p.S, p.P);
+  product<SET>(t.rows, t.width, c.value_width, number(g.d_out, t.b, t.h, t.i0), g.d_out.row, 1, number(g.v_panels, t.b, kv, t.key),
+               BLOCK, p.G, BLOCK);
+  for (long r = 0; r < t.rows; r++) {
+    float *P = p.P + r * BLOCK, *G = p.G + r * BLOCK;
+    const float *softmax = number(c.softmax, t.b, t.h, t.i0 + r), delta = *number(g.delta, t.b, t.h, t.i0 + r);
+    // One key with all the weight has no gradient; see backward_chunk of kernel.cpp.
+    const float top = softmax[0], most_weight = softmax[1] == 1.0f ? 1.0f : INFINITY;
+    const long width = hide(c, t, r, P);
+    for (long n = 0; n < width; n += LANES) {
+      const Vec w = power_of_2(load(P + n) - top), x = load(G + n) - delta;
+      store(P + n, w);
+      store(G + n, w == most_weight ? x - x : w * x);  // NaN stays NaN
+    }
+    for (long n = width; n < t.width; n += LANES) store(P + n, Vec{}), store(G + n, Vec{});
+  }
+  product<ADD>(t.width, e, t.rows, p.P, 1, BLOCK, number(g.d_out, t.b, t.h, t.i0), g.d_out.row, d_v + t.key * e, e);
+  kind.gradient(t, p.S, p.G);
+  product<ADD>(t.rows, d, t.width, p.G, BLOCK, 1, number(g.k_rows, t.b, kv, t.key), d, p.O, d);
+  product<ADD>(t.width, d, t.rows, p.G, 1, BLOCK, number(c.q, t.b, t.h, t.i0), c.q.row, d_k + t.key * d, d);
+}
+
+// Gradients of queries in rows of padded width, which met scores without the factor 1 / sqrt(d).
+inline void give_rows(const HeadCall& c, const View& to, long b, long h, long i0, long rows, const float* from) {
+  const float scale = 1.0f / std::sqrt(static_cast<float>(c.width));
+  for (long r = 0; r < rows; r++)
+    for (long n = 0; n < c.width; n++) number(to, b, h, i0 + r)[n] = from[r * padded(c.width) + n] * scale;
+}
+
+template <class Kind>
+void backward_rows(const HeadCall& c, const HeadBackward& g, Kind& kind, long b, long h, long i0, long part, const HeadPlanes& p,
+                   float* d_k, float* d_v) {
+  const long rows = least(ROWS_OF_TILE, c.queries - i0), keys = seen(c, i0 + rows - 1);
+  std::memset(p.O, 0, 4 * rows * padded(c.width));
+  kind.begin_backward({b, h, i0, rows, 0, 0}, keys, part, p.S);
+  for (long key = 0; key < keys; key += BLOCK)
+    backward_tile(c, g, kind, {b, h, i0, rows, key, padded(least(BLOCK, keys - key))}, p, d_k, d_v);
+  give_rows(c, g.d_q, b, h, i0, rows, p.O);
+  kind.end_backward({b, h, i0, rows, 0, 0});
+}
+
+// Both return 0, or 1 if there was not enough memory for a thread's scratch space. `make(scratch)` gives a thread's Kind.
+
+template <class Kind, class Make>
+long forward_heads(const HeadCall& c, long kind_numbers, Make make) {
+  const long blocks = row_blocks(c), units = blocks * c.batch * c.heads;
+  long next = 0, failed = 0;
+#pragma omp parallel num_threads(c.threads)
+  {
+    Scratch scratch(HeadPlanes::numbers(c) + kind_numbers);
+    const HeadPlanes p(c, scratch);
+    Kind kind = make(scratch);
+    // Long rows first, so that no thread begins a long tile when the others are done.
+    for (long t; !scratch.missing(failed) && (t = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < units;) {
+      const long x = t % (c.batch * c.heads), block = blocks - 1 - t / (c.batch * c.heads);
+      forward_rows(c, kind, x / c.heads, x % c.heads, block * ROWS_OF_TILE, p);
+    }
+  }
+  return failed;
+}
+
+template <class Kind, class Make>
+long backward_heads(const HeadCall& c, const HeadBackward& g, long kind_numbers, Make make) {
+  const long blocks = row_blocks(c), units = c.batch * c.kv_heads * g.parts, all_keys = key_blocks(c) * BLOCK;
+  long next = 0, failed = 0;
+#pragma omp parallel num_threads(c.threads)
+  {
+    Scratch scratch(HeadPlanes::numbers(c) + kind_numbers);
+    const HeadPlanes p(c, scratch);
+    Kind kind = make(scratch);
+    for (long unit; !scratch.missing(failed) && (unit = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < units;) {
+      const long part = unit / (c.batch * c.kv_heads), x = unit % (c.batch * c.kv_heads), kv = x % c.kv_heads;
+      float *d_k = g.d_k + unit * all_keys * padded(c.width), *d_v = g.d_v + unit * all_keys * padded(c.value_width);
+      for (long h = kv * groups(c); h < (kv + 1) * groups(c); h++)
+        // There and back again, so that parts have long rows and short ones alike.
+        for (long block = 0; block < blocks; block++) {
+          const long turn = block / g.parts, place = block % g.parts;
+          if ((turn % 2 ? g.parts - 1 - place : place) == part)
+            backward_rows(c, g, kind, x / c.kv_heads, h, block * ROWS_OF_TILE, part, p, d_k, d_v);
+        }
+    }
+  }
+  return failed;
+}
+
+}  // namespace

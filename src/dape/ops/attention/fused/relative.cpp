@@ -1,0 +1,118 @@
+// Attention with relative products (Transformer-XL), one head at a time:
+//
+//     L = q k' + p r(i - j)',     p a second query of each row, r a table of vectors over lags
+//
+// The table runs from the largest lag downwards, so that row i and key j have the entry j - i after that of row 0 and key
+// 0. Six rows touch BLOCK + 5 entries: one product with these, in which each row begins one after the row below it, is
+// read with a row stride one shorter than it was written with. That is the skew, and nothing is moved for it.
+
+#include "heads.h"
+
+extern "C" {
+
+struct RelativeCall {
+  HeadCall head;
+  View p;                // packed rows, scaled as q is
+  const float* columns;  // [head, width, entry]: the table transposed; null if few_rows
+  long columns_head, columns_row;
+  const float* entries;  // [head, entry, padded width]: the table
+  long entries_head;
+};
+
+struct RelativeBackward {
+  HeadBackward head;
+  View d_p;
+  float* d_entries;  // [parts, batch, head, entry, padded width], as entries points to that of row 0 and key 0
+  long entries_span;  // of a head
+};
+
+long dape_relative_sizes() { return sizeof(RelativeCall) * 10000 + sizeof(RelativeBackward); }
+
+}  // extern "C"
+
+namespace {
+
+constexpr long SIX = 6;      // rows whose products are taken at once
+constexpr long TWELVE = 12;  // in the backward pass, where sums over rows should not be too short
+constexpr long WINDOW = ROWS_OF_TILE + BLOCK + 2 * LANES;  // entries that a tile touches
+constexpr long STRIP = BLOCK + TWELVE + 2 * LANES;         // that some of its rows touch
+
+struct Relative {
+  static constexpr bool LEFTWARDS = false;
+  const RelativeCall& call;
+  const RelativeBackward* backward;
+  float *window, *strip, *d_p, *d_entries;
+  static long numbers(const RelativeCall& c) {
+    return c.head.width * WINDOW + TWELVE * STRIP + ROWS_OF_TILE * padded(c.head.width) + 128;
+  }
+  Relative(const RelativeCall& c, const RelativeBackward* g, Scratch& scratch) : call(c), backward(g), d_entries(nullptr) {
+    window = scratch.take(c.head.width * WINDOW), strip = scratch.take(TWELVE * STRIP);
+    d_p = scratch.take(ROWS_OF_TILE * padded(c.head.width));
+  }
+
+  void begin(long, long) {}
+
+  void scores(const Tile& t, float* S) {
+    if (call.head.few_rows) return scores_of_entries(t, S);
+    const long width = call.head.width, touched = padded(t.rows - 1 + t.width);
+    const float* from = call.columns + t.h * call.columns_head + t.key - (t.i0 + t.rows - 1);
+    for (long x = 0; x < width; x++)
+      for (long n = 0; n < touched; n += LANES) store(window + x * WINDOW + n, load(from + x * call.columns_row + n));
+    for (long r = 0; r < t.rows; r += SIX) {
+      const long some = least(SIX, t.rows - r), first = t.rows - r - some;  // the last row's entries come first
+      product<SET>(some, padded(t.width + some - 1), width, number(call.p, t.b, t.h, t.i0 + r), call.p.row, 1, window + first, WINDOW,
+                   strip, STRIP);
+      scores_of<ONTO>(call.head, t, r, some, S, {strip + some - 1, STRIP - 1});
+    }
+  }
+
+  // From keys and entries as they are: to decode a few rows.
+  void scores_of_entries(const Tile& t, float* S) const {
+    const long count = least(t.width, call.head.keys - t.key), d = padded(call.head.width);
+    for (long r = 0; r < t.rows; r++) {
+      const float* entry = call.entries + t.h * call.entries_head + (t.key - t.i0 - r) * d;
+      for (long n = 0; n < count; n++)
+        S[r * BLOCK + n] = score_of(call.head, t, r, n) + dot(number(call.p, t.b, t.h, t.i0 + r), entry + n * d, call.head.width);
+      for (long n = count; n < t.width; n++) S[r * BLOCK + n] = 0.0f;
+    }
+  }
+
+  void logits(const Tile& t, const float* S, float* L) const {
+    if (L != S) std::memcpy(L, S, 4 * t.rows * BLOCK);
+  }
+
+  void begin_backward(const Tile& t, long, long part, float*) {
+    std::memset(d_p, 0, 4 * t.rows * padded(call.head.width));
+    const HeadCall& c = call.head;
+    d_entries = backward->d_entries + ((part * c.batch + t.b) * c.heads + t.h) * backward->entries_span;
+  }
+
+  void gradient(const Tile& t, const float*, const float* G) const {
+    const long d = padded(call.head.width);
+    for (long r = 0; r < t.rows; r += TWELVE) {
+      const long some = least(TWELVE, t.rows - r), touched = t.width + some - 1, first = (t.key - (t.i0 + r + some - 1)) * d;
+      std::memset(strip, 0, 4 * some * STRIP);
+      for (long x = 0; x < some; x++) std::memcpy(strip + x * STRIP + some - 1 - x, G + (r + x) * BLOCK, 4 * t.width);
+      product<ADD>(some, d, touched, strip, STRIP, 1, call.entries + t.h * call.entries_head + first, d, d_p + r * d, d);
+      product<ADD>(touched, d, some, strip, 1, STRIP, number(call.p, t.b, t.h, t.i0 + r), call.p.row, d_entries + first, d);
+    }
+  }
+
+  void end_backward(const Tile& t) const { give_rows(call.head, backward->d_p, t.b, t.h, t.i0, t.rows, d_p); }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Both return 0, or 1 if there was not enough memory for a thread's scratch space.
+
+long dape_relative_forward(const RelativeCall* c) {
+  return forward_heads<Relative>(c->head, Relative::numbers(*c), [&](Scratch& s) { return Relative(*c, nullptr, s); });
+}
+
+long dape_relative_backward(const RelativeCall* c, const RelativeBackward* g) {
+  return backward_heads<Relative>(c->head, g->head, Relative::numbers(*c), [&](Scratch& s) { return Relative(*c, g, s); });
+}
+
+}  // extern "C"
