@@ -30,7 +30,7 @@ PATIENCE = 240
 # Imported by every process first (sitecustomize): steps and saves that take long enough to be hit.
 SLOW = """
 import os, sys
-if "train_worker" in " ".join(sys.orig_argv):
+if "dape.cli.process train" in " ".join(sys.orig_argv):
     import time
     from dape.training import saving, trainer
     take, write = trainer.Trainer.take_step, saving.Saving._write

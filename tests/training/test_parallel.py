@@ -52,18 +52,27 @@ SAVED = [
     {"mode": mode, "name": f"saved {mode}", "save_after": 2, "settings": {"encoding": "dape-fire"}}
     for mode in ("ddp", "fsdp")
 ]
+WINDOWS = [
+    {"mode": "ddp", "name": f"window {name}", "window": 35, "settings": {"encoding": name}}
+    for name in ("rope", "dape-fire", "transformer-xl")
+]
 
 
 @pytest.fixture(scope="module")
 def found(run_cases) -> dict[str, Any]:
     """One pair of processes for all tests of this tier: starting them takes longer than what they do."""
-    return run_cases([*CASES, *SAVED], 2)
+    return run_cases([*CASES, *SAVED, *WINDOWS], 2)
 
 
 @pytest.mark.parametrize("given", CASES, ids=lambda given: given["name"])
 def test_two_processes_give_the_losses_of_one(found, tmp_path, data, given):
     expected = processes.alone(tmp_path / "run", data, given["settings"])
     assert found[given["name"]] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("given", WINDOWS, ids=lambda given: given["name"])
+def test_two_processes_share_a_window(found, given):
+    assert found[given["name"]] == pytest.approx(processes.window(given), abs=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])

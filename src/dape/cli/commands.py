@@ -157,6 +157,7 @@ COMMANDS = [
             "runs/dape-kerple-64-seed0 --lengths 64 128 256 512 1024 2048 --last-k 64": "perplexity against length",
             "runs/dape-kerple-64-seed0 --mode same_document --json rows.jsonl": "within documents, rows kept",
             "runs/dape-kerple-64-seed0 --protocol per_position --lengths 1024": "nats by position",
+            "runs/dape-kerple-64-seed0 --lengths 32768 --processes 4": "rows of a window shared, less memory for each",
         },
     ),
     Command(

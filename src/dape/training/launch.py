@@ -39,8 +39,8 @@ def check_shares(batch: int, accumulate: int, world: int) -> None:
 class ProcessesFailedError(RuntimeError):
     """The processes have said why."""
 
-    def __init__(self, code: int, count: int) -> None:
-        super().__init__(f"training in {count} processes failed with exit code {code}")
+    def __init__(self, code: int, count: int, what: str) -> None:
+        super().__init__(f"{what} in {count} processes failed with exit code {code}")
         self.code = code
 
 

@@ -94,15 +94,25 @@ class Group:
         """What the first process finds, for all."""
         return self.texts(self.together(work if self.speaks else str))[0]
 
-    def together(self, work: Callable[[], T]) -> T:
-        """``work()`` in every process; if it fails in any of them, all stop, and one says why."""
+    def send(self, tensor: Tensor, source: int) -> None:
+        """Fill the tensor in every process with that of process ``source``."""
+        dist.broadcast(tensor, source)
+
+    def total(self, tensor: Tensor) -> None:
+        """Replace the tensor by its sum over all processes."""
+        if not self.alone:
+            dist.all_reduce(tensor)
+
+    def together(self, work: Callable[[], T], caught: type[Exception] = Exception) -> T:
+        """``work()`` in every process; if it fails in any of them, all stop, and one says why. Work that exchanges
+        something on its way must fail in all or none: ``caught`` is what does."""
         if self.alone:
             return work()
         error, found = None, None
         try:
             found = work()
-        except Exception as caught:
-            error = caught
+        except caught as failed:
+            error = failed
         told = self.texts("" if error is None else f"{'usage' if isinstance(error, UsageError) else 'other'} {error}")
         self._stop_all(told, error)
         return found  # pyright: ignore[reportReturnType]
