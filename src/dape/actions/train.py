@@ -18,7 +18,15 @@ from dape.models.config import DecoderConfig
 from dape.training.checks import check_encoding, check_model
 from dape.training.config import TrainConfig
 from dape.training.device import set_threads, use_device
-from dape.training.launch import Mode, ProcessesFailedError, check_processes, check_shares, in_group, run_processes
+from dape.training.launch import (
+    Mode,
+    ProcessesFailedError,
+    check_processes,
+    check_shares,
+    in_group,
+    restart,
+    run_processes,
+)
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
@@ -194,8 +202,8 @@ def _trainer(
     """Of every process of the group. The first one locks the folder and prepares the text, then the others read it."""
     from dape.training.language_model import LanguageModelTrainer
 
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        resume = None  # started again: whatever the folder asks for
+    if group.any(restart() > 0):
+        resume = None  # started again, perhaps beside a host that is new: whatever the folder asks for
 
     def first() -> None:
         if group.speaks:

@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dape.errors import UsageError
 from dape.positional.base import encodings_in
 from dape.training.config import TrainConfig
-from dape.training.launch import LOST, STORE, Mode, check_shares
+from dape.training.launch import LOST, PATIENCE, STORE, Mode, check_shares, patience, restart
 
 T = TypeVar("T")
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -193,12 +193,9 @@ def joined(mode: Mode | None, device: torch.device) -> Iterator[Group]:
     if world == 1 and mode != "fsdp":
         yield ALONE
         return
-    rank, attempt = int(os.environ.get("RANK", "0")), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    attempt = f"{attempt}-{next(_MEETINGS)}"  # one process may train several models, one after the other
+    rank, limit = int(os.environ.get("RANK", "0")), timedelta(seconds=patience())
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend, store=_store(rank, world, attempt), rank=rank, world_size=world, timeout=timedelta(minutes=10)
-    )
+    dist.init_process_group(backend, store=_store(rank, world, limit), rank=rank, world_size=world, timeout=limit)
     try:
         yield Group(mode or "ddp", rank, world, dist.new_group(backend="gloo"))
     except RuntimeError as error:
@@ -211,15 +208,26 @@ def joined(mode: Mode | None, device: torch.device) -> Iterator[Group]:
         dist.destroy_process_group()
 
 
-def _store(rank: int, world: int, attempt: str) -> Store:
-    """Where the processes find each other. A name of its own for every attempt: torchrun keeps the store of one that
-    died, and gloo would connect to the dead."""
+def _store(rank: int, world: int, limit: timedelta) -> Store:
+    """Where the processes find each other."""
+    attempt, meeting = restart(), next(_MEETINGS)  # one process may train several models, one after the other
     if path := os.environ.get(STORE):
-        return PrefixStore(f"attempt-{attempt}", FileStore(path, world))
+        return PrefixStore(f"{attempt}-{meeting}", FileStore(path, world))
     if "MASTER_ADDR" not in os.environ:  # `parallel` fsdp in one process
         return HashStore()
-    store, _, _ = next(rendezvous("env://", rank, world))
-    return PrefixStore(f"attempt-{attempt}", store)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        attempt = 0  # a store of this attempt alone, and hosts need not have been started again equally often
+    # Otherwise torchrun keeps the store of an attempt that died, and gloo would connect to the dead.
+    try:
+        store, _, _ = next(rendezvous("env://", rank, world, timeout=limit))
+    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
+        raise UsageError(
+            f"process {rank} of {world} finds no others at {where} ($MASTER_ADDR:$MASTER_PORT) within "
+            f"{limit.total_seconds():g} s (${PATIENCE}): {str(error).splitlines()[0]}"
+        ) from error
+    store.set_timeout(limit)
+    return PrefixStore(f"{attempt}-{meeting}", store)
 
 
 # The model of several processes ------------------------------------------------------------------------------------
