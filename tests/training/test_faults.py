@@ -262,6 +262,7 @@ def test_a_host_disappears_and_comes_back(start, hosts, tmp_path, undisturbed):
     def host(name: str) -> subprocess.Popen[str]:
         # In a session of its own: all its processes go at once.
         by = ["setsid", "ip", "netns", "exec", name, *TORCHRUN, *words, "--local-addr", hosts[name]]
+        by += ["--rdzv-conf", f"is_host={str(hosts[name] == first).lower()}"]
         environment = {"GLOO_SOCKET_IFNAME": "dape-cable", "DAPE_PATIENCE": "40"}
         return start(folder, "--parallel", "fsdp", by=by, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", **environment)
 

@@ -68,6 +68,7 @@ class Timed:
     calls: Mapping[Any, Callable[[], object]]
     repeats: int
     warm_up: int = 1
+    clock: Callable[[], float] = time.perf_counter
     deadline: float = float("inf")
     """On the clock of :func:`time.monotonic`: no round begins after it, but one is always timed."""
     records: Callable[[Mapping[Any, Sequence[float]]], list[Record]]
@@ -76,7 +77,7 @@ class Timed:
     def carry_out(self, watch: Watch, records: list[Record]) -> None:
         samples: dict[Any, list[float]] = {name: [] for name in self.calls}
         try:
-            timed = interleaved(self.calls, self.repeats, warm_up=self.warm_up)
+            timed = interleaved(self.calls, self.repeats, warm_up=self.warm_up, clock=self.clock)
             for number, (name, seconds) in enumerate(timed, 1):
                 samples[name].append(seconds)
                 watch.step()

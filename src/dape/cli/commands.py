@@ -15,6 +15,8 @@ from typing import Any
 from dape.bench.attention import AttentionBench
 from dape.bench.che import CheBench
 from dape.bench.che import run as bench_che
+from dape.bench.data import DataBench
+from dape.bench.data import run as bench_data
 from dape.bench.decode import DecodeBench
 from dape.bench.decode import run as bench_decode
 from dape.bench.kernels import KernelsBench
@@ -323,6 +325,15 @@ COMMANDS = [
         examples={
             "": "six encodings against 1024 and 8192 keys",
             "--lengths 32768 --encodings dape-kerple --threads 1": "one encoding, a longer cache, one core",
+        },
+    ),
+    Command(
+        "bench data",
+        DataBench,
+        bench_data,
+        examples={
+            "": "text as bytes, and as BPE beside the library tokenizers",
+            "--bytes-mb 1000 --bpe-mb 32 --json data.json": "more text, results kept",
         },
     ),
     Command(
