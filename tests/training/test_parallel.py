@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from dape.errors import UsageError
 from dape.positional.catalogue import encodings
 from dape.training.checkpoint import describe, find, load_model, merge
 from dape.training.config import TrainConfig
-from dape.training.launch import check_processes, run_processes
+from dape.training.launch import check_processes, patience, run_processes
 from dape.training.parallel import Group
 from dape.training.shards import files_of
 
@@ -140,6 +141,42 @@ def test_processes_with_other_settings_all_stop_with_one_message(tmp_path, text_
     assert [child.returncode for child in children] == [2, 2]
     assert "process 1 was given other settings than process 0: train.seed 1 instead of 0" in said[0]
     assert said[1] == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nobody_answers(tmp_path, text_file, rank):
+    """Neither the first process nor the other waits without end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # nobody has it when the server is gone
+    alone = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = subprocess.run(
+        [sys.executable, "-m", "dape", "train", "--data", str(text_file), "--out", str(tmp_path / "run")],
+        env={**os.environ, **alone, "DAPE_PATIENCE": "3"}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"process {rank} of 2 does not find the others at 127.0.0.1:{port}" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_senseless_patience(monkeypatch):
+    monkeypatch.setenv("DAPE_PATIENCE", "soon")
+    with pytest.raises(UsageError, match="DAPE_PATIENCE must be a number of seconds from 1 to 1000000, got 'soon'"):
+        patience()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_number_of_layers(tmp_path, text_file):
+    """All processes stop, and one says why."""
+    words = [sys.executable, "-m", "dape", "train", "--data", str(text_file), "--out", str(tmp_path / "run")]
+    words += ["--processes", "2", "--parallel", "fsdp", "--batch", "4", "--steps", "2", "--width", "16", "--heads", "2"]
+    same = {"capture_output": True, "text": True, "timeout": 400, "check": False}
+    assert subprocess.run([*words, "--layers", "1"], **same).returncode == 0  # pyright: ignore
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("layers: 1", "layers: 2"))
+    resumed = [*words[:4], "--resume", "--out", str(tmp_path / "run"), "--processes", "2", "--parallel", "fsdp"]
+    done = subprocess.run(resumed, **same)  # pyright: ignore
+    assert done.returncode == 2 and done.stderr.count("layers was 1, now 2") == 1
 
 
 # Everything ----------------------------------------------------------------------------------------------------------

@@ -216,7 +216,9 @@ def _trainer(
     group.together(first)
     given, saved, corpus = group.together(lambda: _begin(data, folder, model, train, resume))
     group.check_same(text=corpus.hash, tokenizer=corpus.tokenizer.fingerprint)
-    trainer = LanguageModelTrainer(folder, given, corpus, device=device, group=group)
+    trainer = group.together(
+        lambda: LanguageModelTrainer(folder, given, corpus, device=device, group=group), ValueError
+    )
     before = trainer.threads_before or saved.threads
     if before != given.threads and group.speaks:
         print(f"note: begun with {before} threads, now {given.threads}: the last bits may differ")

@@ -12,7 +12,9 @@ import itertools
 import json
 import os
 import re
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -218,16 +220,32 @@ def _store(rank: int, world: int, limit: timedelta) -> Store:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         attempt = 0  # a store of this attempt alone, and hosts need not have been started again equally often
     # Otherwise torchrun keeps the store of an attempt that died, and gloo would connect to the dead.
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
     try:
+        if rank > 0:
+            _wait_for_answer(where, limit.total_seconds())
         store, _, _ = next(rendezvous("env://", rank, world, timeout=limit))
-    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
+    except (dist.DistNetworkError, dist.DistStoreError, OSError, ValueError) as error:
         raise UsageError(
-            f"process {rank} of {world} finds no others at {where} ($MASTER_ADDR:$MASTER_PORT) within "
+            f"process {rank} of {world} does not find the others at {where} ($MASTER_ADDR:$MASTER_PORT) within "
             f"{limit.total_seconds():g} s (${PATIENCE}): {str(error).splitlines()[0]}"
         ) from error
     store.set_timeout(limit)
     return PrefixStore(f"{attempt}-{meeting}", store)
+
+
+def _wait_for_answer(where: str, limit: float) -> None:
+    """The first process may start last. Torch itself would wait too, with pages of C++ on standard error."""
+    host, _, port = where.rpartition(":")
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=limit).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 # The model of several processes ------------------------------------------------------------------------------------
