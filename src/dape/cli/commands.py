@@ -23,6 +23,8 @@ from dape.bench.kernels import KernelsBench
 from dape.bench.kernels import run as bench_kernels
 from dape.bench.model import ModelBench
 from dape.bench.model import run as bench_model
+from dape.bench.processes import ProcessesBench
+from dape.bench.processes import run as bench_processes
 from dape.bench.train import TrainBench
 from dape.bench.train import run as bench_train
 from dape.cli import (
@@ -334,6 +336,15 @@ COMMANDS = [
         examples={
             "": "text as bytes, and as BPE beside the library tokenizers",
             "--bytes-mb 1000 --bpe-mb 32 --json data.json": "more text, results kept",
+        },
+    ),
+    Command(
+        "bench processes",
+        ProcessesBench,
+        bench_processes,
+        examples={
+            "": "training in 2 and in 4 processes beside one process with threads",
+            "--counts 2 --preset tiny --repeats 20": "a smaller model",
         },
     ),
     Command(
