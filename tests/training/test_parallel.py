@@ -212,3 +212,11 @@ def test_what_two_processes_saved_continues_on_four(run_cases, tmp_path, data):
              "settings": SAVED[1]["settings"]}]  # fmt: skip
     undisturbed = processes.alone(tmp_path / "run", data, SAVED[1]["settings"], 4)[4:]
     assert run_cases(four, 4)["on four"] == pytest.approx(undisturbed, abs=1e-5)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_compiled(run_cases, tmp_path, data, mode):
+    given = case(mode, "dape-kerple", compile=True)
+    expected = processes.alone(tmp_path / "run", data, {"encoding": "dape-kerple"})
+    assert run_cases([given], 2)[given["name"]] == pytest.approx(expected, rel=1e-3)

@@ -87,11 +87,14 @@ class _Window:
         self.slices = self.positions.tensor_split(2 * self.world)
         self.own = torch.cat([self.slices[number] for number in (group.rank, 2 * self.world - 1 - group.rank)])
 
-    def gather(self, k: Float[Tensor, "b g r d"], v: Float[Tensor, "b g r e"]) -> tuple[Tensor, Tensor]:
-        """Of all tokens, in order. Tokens first: then what a process sends has its place in the result."""
-        own = torch.stack([k, v]).permute(3, 1, 0, 2, 4)
-        whole = own.new_empty(self.length, *own.shape[1:])
-        whole[self.own] = own
+    def place(self, k: Float[Tensor, "b g r d"], v: Float[Tensor, "b g r d"]) -> Float[Tensor, "t b n g d"]:
+        """Room for all tokens, those of this process in it. Tokens first: then what a process sends has its place."""
+        whole = k.new_empty(self.length, len(k), 2, k.shape[1], k.shape[3])
+        whole[self.own, :, 0], whole[self.own, :, 1] = k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)
+        return whole
+
+    def gather(self, whole: Float[Tensor, "t b n g d"]) -> tuple[Tensor, Tensor]:
+        """Keys and values of all tokens, in order."""
         for number, positions in enumerate(self.slices):
             if len(positions) and self.world > 1:
                 source = min(number, 2 * self.world - 1 - number)
@@ -105,13 +108,22 @@ def _read_block(
 ) -> Float[Tensor, "b s m"]:
     """As the block itself, on this process's rows; only the last of them ask."""
     first = x.shape[1] - last
+    q, whole = _projected(block, x, pe, window, first)
+    k, v = window.gather(whole)
+    y = _attend(q, k, v, pe, window.own[first:], window.positions)
+    del q, k, v, whole  # the feed-forward needs their room
+    x = x[:, first:] + block.attention.out(y.transpose(1, 2).flatten(2))
+    return x + block.feed_forward(block.norm2(x))
+
+
+def _projected(
+    block: Block, x: Float[Tensor, "b r m"], pe: PositionalEncoding, window: _Window, first: int
+) -> tuple[Tensor, Tensor]:
+    """Queries, and keys and values in their places; nothing else is kept of the projection."""
     q, k, v = block.attention.project(block.norm1(x), None)
     if pe.rotates_once:  # so that nobody rotates all keys
         q, k = pe.rotate(q, k, Grid.at(window.own, window.own, causal=True))
-    k, v = window.gather(k, v)
-    y = _attend(q[:, :, first:], k, v, pe, window.own[first:], window.positions)
-    x = x[:, first:] + block.attention.out(y.transpose(1, 2).flatten(2))
-    return x + block.feed_forward(block.norm2(x))
+    return q[:, :, first:].clone(), window.place(k, v)
 
 
 def _attend(
