@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,20 @@ def new_folder(path: Path) -> Iterator[Path]:
         _sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def scratch(name: str) -> Iterator[Path]:
+    """A folder among the system's temporary ones that only this user can read. What a killed process has left of the
+    same name goes first."""
+    parent = Path(tempfile.gettempdir())
+    _sweep(parent, name)
+    folder = _temporary(parent / name)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_writable_file(path: Path, what: str) -> None:

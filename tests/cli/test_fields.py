@@ -30,6 +30,10 @@ def test_arguments_in_backticks_become_flags(message, shown):
     assert with_flags(message, CONFIGS) == shown
 
 
+OTHERS = r"dape [a-z.]|ray start|^--(version|porcelain|address)$|of commands"
+"""Texts with flags of whole command lines, and of programs that are not ours."""
+
+
 @pytest.mark.parametrize("package", sorted({path.name for path in SOURCE.iterdir()} - FLAGS - {"__pycache__"}))
 def test_the_library_knows_no_flags(package):
     """Whole command lines may be quoted, as in "dape prepare TEXT --out DIR"."""
@@ -37,7 +41,7 @@ def test_the_library_knows_no_flags(package):
     for file in [path] if path.suffix == ".py" else path.rglob("*.py"):
         for text in _texts(ast.parse(file.read_text(encoding="utf-8"))):
             found = re.search(r"(?<![\w-])--[a-z][a-z-]+", text)
-            assert not found or re.search(r"dape [a-z.]|^--(version|porcelain)$|of commands", text), (file, text)
+            assert not found or re.search(OTHERS, text), (file, text)
 
 
 def _texts(tree: ast.Module) -> list[str]:

@@ -35,6 +35,12 @@ COMMANDS = {
         begun="out/config.yaml",
         name="train",
     ),
+    "train-fsdp": Command(
+        f"{LANGUAGE} --processes 2 --parallel fsdp --encoding dape-fire --steps 40 --out out",
+        resume="--resume --out out --processes 2 --parallel fsdp",
+        begun="out/config.yaml",
+        name="train",
+    ),
     "prepare": Command("../documents --tokenizer bpe:400 --shard-tokens 20000 --out out"),
     "compare": Command(
         f"{LANGUAGE} --methods alibi dape-alibi --lengths 8 16 --windows 4 --steps 12 --jobs 2 --out out",

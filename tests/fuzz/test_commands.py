@@ -46,6 +46,9 @@ WORK = [
     "dape.hf.harness.run.measure",
     "dape.models.generate.generate",
     "dape.experiments.executor.Local.run",
+    "dape.experiments.executors.ray.Ray.run",
+    "dape.experiments.executors.slurm.Slurm.run",
+    "dape.actions.train.run_processes",
     "dape.training.trainer.Trainer.run",
 ]
 """Where planning ends. What is not here is quick enough to be done."""
@@ -59,6 +62,7 @@ BASES: dict[str, tuple[list[str], list[str]]] = {
     "train": ([], [*MODEL, "--train-length", "8", "--data", "data", "--out", "out"]),
     "eval": (["run"], ["--data", "data", "--lengths", "8", "16", "--last-k", "8"]),
     "generate": (["run"], ["--prompt", "a"]),
+    "checkpoint merge": (["run"], ["--out", "out"]),
     "export": (["run"], ["--out", "out"]),
     "import": (["model"], ["--out", "out"]),
     "visualize": (["run"], ["--data", "data", "--length", "16", "--out", "out"]),

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +38,7 @@ from dape.cli import main
 from dape.data.documents import Reading, Tally, read_documents
 from dape.data.sources import expand
 from dape.data.store import Corpus
+from dape.errors import UsageError
 from dape.evaluation.map_files import STAGES, BiasMaps, read_maps, write_maps
 from dape.experiments.grid import saved_settings
 from dape.experiments.job import read_job, write_job
@@ -153,7 +155,6 @@ def read_map_folder(folder: Path) -> Any:
 
 
 def read_extend(folder: Path) -> Any:
-    """Names that no setting has are of no importance: those of versions to come, or a checksum's own."""
     saved = begun_with(ExtendOptions(model=folder, data="x", out=folder)) or {}
     return {name: saved.get(name) for name in ("method", "lengths", "steps")}
 
@@ -397,3 +398,10 @@ def check(kind: Kind, path: Path, changed: bytes, expected: str, *, knows_how: b
     finally:
         path.write_bytes(whole)
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) * 1024 < MEMORY
+
+
+def test_what_an_adapter_is_are_not_settings_of_its_training(world, tmp_path):
+    """Found with seed 2028: adapter.json in place of extend.json has a method too."""
+    shutil.copy(world / "adapter" / "adapter.json", tmp_path / "extend.json")
+    with pytest.raises(UsageError, match=r"extend\.json is damaged \(it has about, so these are no settings"):
+        read_extend(tmp_path)

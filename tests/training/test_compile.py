@@ -30,8 +30,8 @@ def test_compiled_equals_eager(make_trainer, train, settings):
     assert train(eager, 3) is train(compiled, 3) is False
     tolerance = {"rtol": 2e-2, "atol": 2e-3} if "precision" in settings else {"rtol": 1e-3, "atol": 1e-5}
     for (name, a), b in zip(eager.model.named_parameters(), compiled.model.parameters(), strict=True):
-        # Adam makes steps of the same size of a gradient that is rounding alone, as where softmax ignores what moves all
-        # logits of a row alike (f.second.bias), or where a hidden unit of f is hardly ever active.
+        # Adam takes full steps where a gradient is nothing but rounding: softmax ignores a shift of a whole row
+        # (f.second.bias), and a hidden unit of f may hardly ever be active.
         size = eager.optimizer.state[a]["exp_avg_sq"].sqrt()
         real = (size == 0) | (size > 1e-8)
         assert real.any() or name.endswith("f.second.bias")

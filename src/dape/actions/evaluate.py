@@ -2,7 +2,6 @@
 
 import json as texts
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -12,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from dape.actions.found import Found
 from dape.actions.train import Trained, name_of, own_device
 from dape.evaluation.config import EvalConfig, Mode, Protocol
+from dape.files import scratch
 from dape.machine import peak_bytes
 from dape.results.records import Row, append_rows, check_rows_file, read_rows
 from dape.training.device import set_threads, use_device
-from dape.training.launch import ProcessesFailedError, check_processes, in_group, run_processes, speaks
+from dape.training.interrupt import stop_with
+from dape.training.launch import ProcessesFailedError, check_processes, in_group, launcher, run_processes, speaks
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
@@ -85,6 +86,8 @@ def evaluate(
         given = {"device": device, "threads": threads, **asdict(settings)}
         measured = _launched({"run": str(where), "data": None if data is None else name_of(data), **given}, processes)
     else:
+        if in_group():
+            stop_with(launcher())
         torch_device = use_device(own_device(device))
         set_threads(threads)
         measured = _measured(where, data, settings, torch_device, watch or ProgressLine())
@@ -99,8 +102,8 @@ def evaluate(
 
 def _launched(given: dict[str, Any], processes: int) -> Iterator[list[Row]]:
     """The same call in several processes; what was measured before something went wrong, too."""
-    with tempfile.TemporaryDirectory(prefix="dape-") as folder:
-        path = Path(folder) / "rows.jsonl"
+    with scratch("dape-processes") as folder:
+        path = folder / "rows.jsonl"
         words = ["-m", "dape.cli.process", "eval", texts.dumps({**given, "json": str(path)})]
         code = run_processes(words, processes, restarts=0)
         if path.exists():

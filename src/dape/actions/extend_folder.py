@@ -40,9 +40,12 @@ def begun_with(options: "ExtendOptions") -> dict[str, Any] | None:
     try:
         saved = read_json(path)
         check_seal(saved)
-        if "method" not in saved:
-            raise ValueError("it has no method, so these are no settings of `dape extend`")
-        return unsealed(saved)
+        settings = unsealed(saved)
+        foreign = sorted(set(settings) - set(vars(options)) - set(BEHIND))
+        if "method" not in settings or foreign:
+            what = f"it has {foreign[0]}" if foreign else "it has no method"
+            raise ValueError(f"{what}, so these are no settings of `dape extend`")
+        return settings
     except ValueError as error:
         raise UsageError(f"{path} is damaged ({error}); use another `out`, or delete this one") from error
 

@@ -18,12 +18,14 @@ from dape.models.config import DecoderConfig
 from dape.training.checks import check_encoding, check_model
 from dape.training.config import TrainConfig
 from dape.training.device import set_threads, use_device
+from dape.training.interrupt import stop_with
 from dape.training.launch import (
     Mode,
     ProcessesFailedError,
     check_processes,
     check_shares,
     in_group,
+    launcher,
     restart,
     run_processes,
 )
@@ -124,6 +126,8 @@ def train(
     if processes > 1 and not in_group():
         given = {"resume": resume, "device": device, "threads": threads, "tensorboard": tensorboard, "wandb": wandb}
         return _launch(name_of(data), folder, model, train, {**given, "parallel": parallel}, processes, restarts)
+    if in_group():
+        stop_with(launcher())
     torch_device = use_device(own_device(device))
     set_threads(threads)
     check_model(model, train, str(torch_device))

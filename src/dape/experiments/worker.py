@@ -14,7 +14,7 @@ from typing import Any
 from dape.experiments.job import PROGRESS, ROWS, TESTED, Job, Stop, Test, read_job
 from dape.files import locked, write_text
 from dape.results.records import Row, read_rows, rows_text
-from dape.training.interrupt import Interruption
+from dape.training.interrupt import Interruption, stop_with
 
 STOPPED = 3
 """Exit code of a worker that was asked to stop, or whose parent is gone."""
@@ -22,10 +22,9 @@ STOPPED = 3
 
 def main(folder: Path) -> int:
     """Do the run in the folder, alone; returns the exit code."""
-    parent = os.getppid()
+    stop_with(os.getppid())
     with locked(folder), Interruption() as interrupted:
-        # Whoever started this may be killed; to go on alone would collide with a second attempt.
-        return work(folder, lambda: interrupted() or os.getppid() != parent)
+        return work(folder, interrupted)
 
 
 def work(folder: Path, stop: Stop) -> int:

@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -49,6 +51,18 @@ class Interruption:
             _forget(self._terminal)
         if self._message:
             print(f"\ndape: {self._message}", file=sys.stderr, flush=True)
+
+
+def stop_with(parent: int) -> None:
+    """SIGTERM for this process once ``parent``, which started it, has ended: whoever takes the parent's place would
+    collide with this one. Where nothing handles the signal yet, this process ends."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -5,19 +5,21 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from dape.errors import UsageError
+from dape.files import scratch
 from dape.machine import usable_cores
 from dape.training.interrupt import Interruption
 
 Mode = Literal["single", "ddp", "fsdp"]
 STORE = "DAPE_STORE"
 """Environment variable: the file by which the processes of one machine find each other; no port that could be taken."""
+LAUNCHER = "DAPE_LAUNCHER"
+"""Environment variable: the process that starts them. It may have died before they can ask for their parent."""
 LOST = 75
 """Exit code of a process that has lost another one, not its own fault: EX_TEMPFAIL."""
 PATIENCE = "DAPE_PATIENCE"
@@ -66,6 +68,11 @@ def restart() -> int:
     return int(text) if text.isdecimal() else 0
 
 
+def launcher() -> int:
+    """The process that has started this one as one of several."""
+    return int(os.environ.get(LAUNCHER, os.getppid()))
+
+
 def speaks() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
@@ -73,9 +80,9 @@ def speaks() -> bool:
 def run_processes(words: Sequence[str], count: int, *, restarts: int) -> int:
     """Run ``python words...`` in ``count`` processes. When one was killed, all are started again, ``restarts`` times at
     most: they go on from their last checkpoint. The exit code is that of what failed, or 0."""
-    with tempfile.TemporaryDirectory(prefix="dape-") as folder, Interruption("") as stop:
+    with scratch("dape-processes") as folder, Interruption("") as stop:
         for attempt in range(restarts + 1):
-            store = Path(folder) / f"store-{attempt}"
+            store = folder / f"store-{attempt}"
             codes = _watch(_start(words, count, store, attempt), stop)
             code = next((c for c in codes if c not in (0, LOST) and c > 0), 0)
             killed = [rank for rank, c in enumerate(codes) if c < 0]
@@ -102,7 +109,7 @@ def _environment(rank: int, count: int, store: Path, attempt: int) -> Mapping[st
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // count))
     return {
         **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), STORE: str(store),
-        "TORCHELASTIC_RESTART_COUNT": str(attempt), "OMP_NUM_THREADS": threads,
+        LAUNCHER: str(os.getpid()), "TORCHELASTIC_RESTART_COUNT": str(attempt), "OMP_NUM_THREADS": threads,
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dape.errors import UsageError
 from dape.experiments import executor
@@ -52,11 +53,12 @@ class Elsewhere:
         return f"through {type(self).__name__} with {share} each{limit}"
 
 
-def require(extra: str) -> None:
-    """Say now which extra is missing."""
-    for library, module in EXTRAS[extra].needs.items():
-        if importlib.util.find_spec(module) is None:
-            raise UsageError(f"`executor` {extra} needs the {library} library: pip install 'dape[{extra}]'")
+def require(extra: str) -> Any:
+    """The library of an extra, or which extra is missing."""
+    [(library, module)] = EXTRAS[extra].needs.items()
+    if importlib.util.find_spec(module) is None:
+        raise UsageError(f"`executor` {extra} needs the {library} library: pip install 'dape[{extra}]'")
+    return importlib.import_module(module)
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,7 @@ class Ray(Elsewhere):
     """HOST:PORT; None as for ``ray.init``: what $RAY_ADDRESS or this machine knows, else a cluster of its own."""
 
     def run(self, tasks: Sequence[Task], *, tick: Callable[[Sequence[Task]], None]) -> Iterator[tuple[Task, int]]:
-        require("ray")
-        import ray
-
+        ray = require("ray")
         ours = not ray.is_initialized()
         if ours:
             connect(self.address)
@@ -40,8 +38,7 @@ class Ray(Elsewhere):
                 ray.shutdown()
 
     def _run(self, tasks: Sequence[Task], tick: Callable[[Sequence[Task]], None]) -> Iterator[tuple[Task, int]]:
-        import ray
-
+        ray = require("ray")
         work = ray.remote(do).options(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=ATTEMPTS)
         waiting, running, begin = list(tasks), dict[Any, Task](), time.time()
         try:
@@ -61,8 +58,7 @@ class Ray(Elsewhere):
 
     def _check_room(self) -> None:
         """A share that no machine has would be waited for without end."""
-        import ray
-
+        ray = require("ray")
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if any(node.get("CPU", 0) >= self.cpus and node.get("GPU", 0) >= self.gpus for node in nodes):
             return
@@ -74,8 +70,7 @@ class Ray(Elsewhere):
 
 
 def _outcome(task: Task, reference: Any) -> int:
-    import ray
-
+    ray = require("ray")
     try:
         code, files = ray.get(reference)
     except ray.exceptions.RayError as error:
@@ -99,8 +94,7 @@ def do(errand: Errand) -> tuple[int, dict[str, bytes]]:
 
 def connect(address: str | None) -> None:
     """Within a time limit."""
-    import ray
-
+    ray = require("ray")
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address and address not in ("auto", "local"):
         _require_answer(address)

@@ -101,11 +101,11 @@ def _submit(jobs: Any, task: Task) -> Any:
 
 
 def _outcome(task: Task, job: Any) -> int:
-    import submitit
+    from submitit.core.utils import FailedJobError, UncompletedJobError
 
     try:
         code, files = job.result()
-    except (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError) as error:
+    except (UncompletedJobError, FailedJobError) as error:
         note(task, f"job {job.job_id}: {str(error).splitlines()[0]}")
         return 1
     deliver(task, files)
