@@ -102,7 +102,7 @@ def evaluate(
 
 def _launched(given: dict[str, Any], processes: int) -> Iterator[list[Row]]:
     """The same call in several processes; what was measured before something went wrong, too."""
-    with scratch("dape-processes") as folder:
+    with scratch("dape-eval") as folder:
         path = folder / "rows.jsonl"
         words = ["-m", "dape.cli.process", "eval", texts.dumps({**given, "json": str(path)})]
         code = run_processes(words, processes, restarts=0)
