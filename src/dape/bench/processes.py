@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dape.bench.options import check_common, once
+from dape.bench.options import check_common, check_encoding, once
 from dape.bench.records import Column, Record, Results, make_table, paired, text
 from dape.bench.runner import NotMeasuredError, Once, Plan, command
 from dape.config.load import read_preset
+from dape.errors import UsageError
 from dape.machine import usable_cores
 from dape.training.launch import check_processes, check_shares, run_processes, speaks
 
@@ -53,6 +54,9 @@ class ProcessesBench:
 def run(config: ProcessesBench) -> int:
     """Returns the exit code: 1 if processes fail, 130 if interrupted."""
     check_common(config, "batch", "repeats")
+    check_encoding("encoding", config.encoding)
+    if not config.counts:
+        raise UsageError("--counts needs at least one number of processes")
     config = once(config, "counts")
     batch = config.batch or read_preset(config.preset)["train"]["batch"]
     for count in config.counts:
