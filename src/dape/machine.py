@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import sys
 from pathlib import Path
 
 from dape.errors import UsageError
@@ -53,3 +54,16 @@ def in_words(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count:.0f} bytes"
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if found:
+            return int(found[1]) * 1024
+    # Second choice, as on Linux a child inherits the ru_maxrss of the process that started it.
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dape.actions.plan import memory_of, plan_lines
+from dape.actions.plan import memory_of, plan_lines, traffic_of
 from dape.actions.settings import settings
 from dape.errors import UsageError
 from dape.training.cost import parameters
@@ -57,6 +57,21 @@ def test_twice_the_devices_take_half_the_time():
     model, train = with_gpt2_words()
     one, two = (plan_lines(model, train, processes=n, device="a800")[2] for n in (64, 128))
     assert float(one.split()[1]) == pytest.approx(2 * float(two.split()[1]), rel=0.01)
+
+
+def test_traffic_by_hand():
+    """Two devices receive half of what is exchanged: 8 bytes a parameter; with shares, weights twice in 2 bytes."""
+    model, train = with_gpt2_words()
+    assert traffic_of(train, 2, "ddp", 10**9) == 4e9
+    assert traffic_of(train, 2, "fsdp", 10**9) == (2 * 2 + 4) * 1e9 / 2
+    assert traffic_of(replace(train, precision="fp32", accumulate=4), 64, "fsdp", 64) == (4 * 2 * 4 + 4) * 63
+    (line,) = (line for line in plan_lines(model, train, processes=64, device="a800") if line.startswith("traffic:"))
+    assert "with ddp 54 GB (2.2 s) and with fsdp 54 GB (2.2 s) at 25 GB/s" in line
+
+
+def test_a_batch_that_cannot_be_divided():
+    with pytest.raises(UsageError, match="`batch` 256 cannot be divided among 96 processes"):
+        plan_lines(*BILLIONS, processes=96, device="a800")
 
 
 def test_no_processes():

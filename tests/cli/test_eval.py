@@ -220,3 +220,34 @@ def test_a_checkpoint_that_cannot_be_written(tmp_path):
     newest = tmp_path / "run/checkpoints/step-00000004"
     newest.chmod(0o555)
     evaluate(str(tmp_path / "run"), *SHORT, "--data", "other.txt")
+
+
+# Several processes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "protocol"), [(2, "last_k"), (4, "full"), (2, "nonoverlap"), (2, "per_position")])
+def test_processes_that_share_windows_find_the_same(dape_process, tmp_path, count, protocol):
+    said = {}
+    for processes in (1, count):
+        path = tmp_path / f"{processes}.jsonl"
+        given = [*SHORT, "--protocol", protocol, "--processes", str(processes), "--json", str(path)]
+        said[processes] = dape_process("eval", "rope", *given)
+        assert said[processes].returncode == 0, said[processes].stderr
+    one, several = (read_rows(tmp_path / f"{processes}.jsonl") for processes in (1, count))
+    assert [(row.length, row.scored_tokens) for row in several] == [(row.length, row.scored_tokens) for row in one]
+    assert [row.value for row in several] == pytest.approx([row.value for row in one], rel=1e-5)
+    assert f"{count} processes, of which none held more than" in said[count].stdout
+    assert said[count].stdout.count("rope, step 4") == 1
+
+
+@pytest.mark.slow
+def test_what_is_impossible_is_said_once(dape_process):
+    done = dape_process("eval", "learned", "--lengths", "32", "--last-k", "4", "--processes", "2", "--reach", "32")
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.count("max_positions") == 1
+
+
+def test_too_many_processes(capsys):
+    evaluate("rope", *SHORT, "--processes", "65", expect=2)
+    assert "--processes must lie between 1 and 64 on one machine, got 65" in capsys.readouterr().err

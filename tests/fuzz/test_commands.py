@@ -49,6 +49,7 @@ WORK = [
     "dape.experiments.executors.ray.Ray.run",
     "dape.experiments.executors.slurm.Slurm.run",
     "dape.actions.train.run_processes",
+    "dape.actions.evaluate.run_processes",
     "dape.training.trainer.Trainer.run",
 ]
 """Where planning ends. What is not here is quick enough to be done."""
@@ -79,6 +80,8 @@ BASES: dict[str, tuple[list[str], list[str]]] = {
     "bench train": ([], []),
     "bench model": ([], ["--quick"]),
     "bench decode": ([], []),
+    "bench data": ([], []),
+    "bench processes": ([], []),
     "bench kernels": ([], []),
     "bench che": ([], ["--quick"]),
 }

@@ -10,7 +10,10 @@ from typing import Any
 import torch
 
 from dape.data.corpora import open_data
+from dape.evaluation.context_parallel import SharedWindows
+from dape.evaluation.perplexity import Reader
 from dape.models.config import DecoderConfig
+from dape.models.decoder import DecoderLM
 from dape.training.config import TrainConfig
 from dape.training.language_model import LanguageModelTrainer
 from dape.training.parallel import ALONE, Group, joined
@@ -54,6 +57,8 @@ def main(text: str) -> None:
 
 def _case(case: dict[str, Any], out: Path, data: str, group: Group) -> list[float]:
     """Some steps, all saved and the rest in a new trainer, if the case says after how many."""
+    if "window" in case:
+        return window(case, group)
     cut, folder = case.get("save_after", 0), out / case.get("folder", case["name"])
     first = trainer(folder, group, data, case["settings"])
     if not cut:
@@ -63,6 +68,16 @@ def _case(case: dict[str, Any], out: Path, data: str, group: Group) -> list[floa
     first.wait_for_checkpoint()
     group.barrier()
     return steps(trainer(folder, group, data, case["settings"]), 2)
+
+
+def window(case: dict[str, Any], group: Group = ALONE) -> list[float]:
+    """Nats of the tokens of a window, whose rows the processes share."""
+    torch.manual_seed(0)
+    shape = {"layers": 2, "width": 16, "heads": 2, "vocabulary": 11, "train_length": 8}
+    model = DecoderLM(DecoderConfig(**shape, **case["settings"])).eval()
+    tokens = torch.randint(11, (2, case["window"] + 1))
+    reader = Reader() if group.alone else SharedWindows(group)
+    return reader.nll(model, tokens, case["window"] - 1, seed=0).flatten().tolist()
 
 
 def alone(folder: Path, data: str, settings: dict[str, Any], count: int = 3) -> list[float]:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from dape.positional.catalogue import encodings
 from dape.training.checkpoint import load_model, merge
 from dape.training.config import TrainConfig
 from dape.training.description import describe, files_of, find
-from dape.training.launch import check_processes, run_processes
+from dape.training.launch import check_processes, patience, run_processes
 from dape.training.parallel import Group
 
 SCRIPT = Path(processes.__file__)
@@ -52,18 +53,27 @@ SAVED = [
     {"mode": mode, "name": f"saved {mode}", "save_after": 2, "settings": {"encoding": "dape-fire"}}
     for mode in ("ddp", "fsdp")
 ]
+WINDOWS = [
+    {"mode": "ddp", "name": f"window {name}", "window": 35, "settings": {"encoding": name}}
+    for name in ("rope", "dape-fire", "transformer-xl")
+]
 
 
 @pytest.fixture(scope="module")
 def found(run_cases) -> dict[str, Any]:
     """One pair of processes for all tests of this tier: starting them takes longer than what they do."""
-    return run_cases([*CASES, *SAVED], 2)
+    return run_cases([*CASES, *SAVED, *WINDOWS], 2)
 
 
 @pytest.mark.parametrize("given", CASES, ids=lambda given: given["name"])
 def test_two_processes_give_the_losses_of_one(found, tmp_path, data, given):
     expected = processes.alone(tmp_path / "run", data, given["settings"])
     assert found[given["name"]] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("given", WINDOWS, ids=lambda given: given["name"])
+def test_two_processes_share_a_window(found, given):
+    assert found[given["name"]] == pytest.approx(processes.window(given), abs=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
@@ -133,6 +143,42 @@ def test_processes_with_other_settings_all_stop_with_one_message(tmp_path, text_
     assert said[1] == ""
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nobody_answers(tmp_path, text_file, rank):
+    """Neither the first process nor the other waits without end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # nobody has it when the server is gone
+    alone = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = subprocess.run(
+        [sys.executable, "-m", "dape", "train", "--data", str(text_file), "--out", str(tmp_path / "run")],
+        env={**os.environ, **alone, "DAPE_PATIENCE": "3"}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"process {rank} of 2 does not find the others at 127.0.0.1:{port}" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_senseless_patience(monkeypatch):
+    monkeypatch.setenv("DAPE_PATIENCE", "soon")
+    with pytest.raises(UsageError, match="DAPE_PATIENCE must be a number of seconds from 1 to 1000000, got 'soon'"):
+        patience()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_number_of_layers(tmp_path, text_file):
+    """All processes stop, and one says why."""
+    words = [sys.executable, "-m", "dape", "train", "--data", str(text_file), "--out", str(tmp_path / "run")]
+    words += ["--processes", "2", "--parallel", "fsdp", "--batch", "4", "--steps", "2", "--width", "16", "--heads", "2"]
+    same = {"capture_output": True, "text": True, "timeout": 400, "check": False}
+    assert subprocess.run([*words, "--layers", "1"], **same).returncode == 0  # pyright: ignore
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("layers: 1", "layers: 2"))
+    resumed = [*words[:4], "--resume", "--out", str(tmp_path / "run"), "--processes", "2", "--parallel", "fsdp"]
+    done = subprocess.run(resumed, **same)  # pyright: ignore
+    assert done.returncode == 2 and done.stderr.count("layers was 1, now 2") == 1
+
+
 # Everything ----------------------------------------------------------------------------------------------------------
 
 
@@ -166,3 +212,11 @@ def test_what_two_processes_saved_continues_on_four(run_cases, tmp_path, data):
              "settings": SAVED[1]["settings"]}]  # fmt: skip
     undisturbed = processes.alone(tmp_path / "run", data, SAVED[1]["settings"], 4)[4:]
     assert run_cases(four, 4)["on four"] == pytest.approx(undisturbed, abs=1e-5)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_compiled(run_cases, tmp_path, data, mode):
+    given = case(mode, "dape-kerple", compile=True)
+    expected = processes.alone(tmp_path / "run", data, {"encoding": "dape-kerple"})
+    assert run_cases([given], 2)[given["name"]] == pytest.approx(expected, rel=1e-3)

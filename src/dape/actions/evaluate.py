@@ -1,19 +1,25 @@
 """Perplexity of a trained model against length: ``dape.evaluate`` and ``dape eval``."""
 
-from collections.abc import Callable, Sequence
+import json as texts
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dape.actions.found import Found
 from dape.actions.progress import ProgressLine, window_watch
-from dape.actions.train import Trained
+from dape.actions.train import Trained, name_of, own_device
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig, Mode, Protocol, evaluation_of
 from dape.evaluation.opening import Opened, open_checkpoint
+from dape.files import scratch
+from dape.machine import peak_bytes
 from dape.models.config import DecoderConfig
-from dape.results.records import Row, append_rows, check_rows_file
+from dape.results.records import Row, append_rows, check_rows_file, read_rows
 from dape.training.checks import check_reach
 from dape.training.device import set_threads, use_device
+from dape.training.interrupt import stop_with
+from dape.training.launch import ProcessesFailedError, check_processes, in_group, launcher, run_processes, speaks
 from dape.verbosity import tell
 
 if TYPE_CHECKING:
@@ -36,6 +42,7 @@ def evaluate(
     json: str | Path | None = None,
     device: str = "auto",
     threads: int | None = None,
+    processes: int = 1,
     watch: Watch | None = None,
     found: "Callable[[Sequence[Row]], None]" = lambda rows: None,
 ) -> Found:
@@ -54,8 +61,10 @@ def evaluate(
         json: a file to which the rows are appended.
         device: ``cpu``, ``cuda``, ...; ``auto`` takes a GPU if there is one.
         threads: of torch on the CPU.
-        watch: told the length and how many of how many windows are done; by default a line.
-        found: given the rows of every length as soon as they are there.
+        processes: to start on this machine, which share the rows of every window, so that each needs less memory;
+            under torchrun, those that it has started. The nats are those of one process.
+        watch: told the length and how many of how many windows are done; by default a line. Not with ``processes``.
+        found: given the rows of every length as soon as they are there; with ``processes``, at the end.
 
     Returns:
         The rows, one per length (by position, one per doubling).
@@ -75,30 +84,79 @@ def evaluate(
     given = {"windows": windows, "protocol": protocol, "mode": mode, "reach": reach}
     settings = evaluation_of(opened.settings.train_length, lengths, last_k=last_k, **given)
     settings.check()
-    corpus = opened.corpus(data)
-    torch_device = use_device(device)
-    set_threads(threads)
+    check_processes(processes)
     if not lengths:
-        possible = _possible(settings, opened.settings, corpus)
+        possible = _possible(settings, opened.settings, opened.corpus(data))
         settings = evaluation_of(opened.settings.train_length, possible, last_k=last_k, **given)
         settings.check()
     rows: list[Row] = []
     with ProgressLine() as line:
-        for new in _measured(opened, corpus, settings, torch_device, watch or window_watch(line, settings.lengths)):
-            if path is not None:
+        for new in _measured(opened, data, settings, device, threads, processes, watch, line):
+            if path is not None and speaks():
                 append_rows(path, new)
             rows += new
             found(new)
     return Found(rows=rows)
 
 
-def _measured(opened: Opened, corpus: "Corpus", settings: EvalConfig, device: Any, watch: Watch) -> Any:
-    """The rows of one length after the other."""
-    from dape.evaluation.perplexity import as_rows, measure
+def _measured(
+    opened: Opened,
+    data: "str | Path | Corpus | None",
+    settings: EvalConfig,
+    device: str,
+    threads: int | None,
+    processes: int,
+    watch: Watch | None,
+    line: ProgressLine,
+) -> Iterator[list[Row]]:
+    """The rows of one length after the other, by this process or by several."""
+    if processes > 1 and not in_group():
+        given = {"run": str(opened.where), "data": None if data is None else name_of(data), **asdict(settings)}
+        yield from _launched({**given, "device": device, "threads": threads}, processes)
+        return
+    if in_group():
+        stop_with(launcher())
+    torch_device = use_device(own_device(device))
+    set_threads(threads)
+    yield from _read(opened, data, settings, torch_device, watch or window_watch(line, settings.lengths))
 
-    model, subject = opened.model(device), opened.subject(corpus)
-    for measured in measure(model, corpus.validation, settings, watch=watch):
-        yield as_rows(measured, subject, settings)
+
+def _launched(given: dict[str, Any], processes: int) -> Iterator[list[Row]]:
+    """The same call in several processes; what was measured before something went wrong, too."""
+    with scratch("dape-eval") as folder:
+        path = folder / "rows.jsonl"
+        words = ["-m", "dape.cli.process", "eval", texts.dumps({**given, "json": str(path)})]
+        code = run_processes(words, processes, restarts=0)
+        if path.exists():
+            yield read_rows(path)
+    if code > 128:
+        raise KeyboardInterrupt
+    if code:
+        raise ProcessesFailedError(code, processes, "evaluation")
+
+
+def _read(
+    opened: Opened, data: "str | Path | Corpus | None", settings: EvalConfig, device: Any, watch: Watch
+) -> Iterator[list[Row]]:
+    """In this process; of several, in each of them."""
+    from dape.evaluation.context_parallel import SharedWindows
+    from dape.evaluation.perplexity import as_rows, measure
+    from dape.training.parallel import joined
+
+    with joined(None, device) as group:
+        group.check_same(run=str(opened.where), data=None if data is None else name_of(data), **asdict(settings))
+        if not group.alone:  # one prepares the text, then the others find it
+            group.together(lambda: opened.corpus(data) if group.speaks else None)
+        corpus = group.together(lambda: opened.corpus(data))
+        group.check_same(text=corpus.hash)
+        model = group.together(lambda: opened.model(device))
+        subject, reader = opened.subject(corpus), None if group.alone else SharedWindows(group)
+        watch = watch if group.speaks else lambda length, done, total: None
+        lengths = measure(model, corpus.validation, settings, watch=watch, reader=reader)
+        while (measured := group.together(lambda: next(lengths, None), ValueError)) is not None:
+            peaks = [float(text) for text in group.texts(str(peak_bytes()))]
+            extra = {**subject.extra, "processes": group.world, "peak_memory_mb": round(max(peaks) / 1e6)}
+            yield as_rows(measured, replace(subject, extra=extra), settings)
 
 
 def _possible(settings: EvalConfig, model: DecoderConfig, corpus: "Corpus") -> tuple[int, ...]:

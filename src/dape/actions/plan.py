@@ -8,6 +8,12 @@ copies    what is whole for a moment: with ``ddp`` the buckets of gradients, 4 P
 kept      activations of the sequences that one process reads at a time: see ``dape.training.cost``
 
 Attention keeps queries, keys, values and its result only, which are in those activations: no matrix of t x t.
+
+Bytes that a device receives in a step, times (N - 1) / N:
+
+ddp       8 P: the sum of the gradients in float32, reduced and gathered again
+fsdp      the weights twice (forward and backward; with accumulation for every part) and the gradients once: 12 P, in
+          mixed precision 8 P
 """
 
 import math
@@ -21,11 +27,14 @@ from dape.models.config import DecoderConfig
 from dape.results.numbers import count
 from dape.training.config import TrainConfig
 from dape.training.cost import STATE_BYTES, UTILISATION, activation_bytes, parameters, training_flops
+from dape.training.launch import check_shares
 
 Sharing = Literal["ddp", "fsdp"]
 USABLE = 0.9
 """Of a device's memory: the rest is the framework's own, and lost between blocks."""
 MOST_PROCESSES = 4096
+NETWORK = 25e9
+"""Bytes per second that a device receives from other machines: 200 Gbit/s for each, a guess."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +90,18 @@ def memory_of(
     )
 
 
+def traffic_of(train: TrainConfig, processes: int, sharing: Sharing, count: int) -> float:
+    """Bytes that each device receives in a step."""
+    weights = 2 if train.precision != "fp32" else 4
+    whole = 8 * count if sharing == "ddp" else (2 * weights * train.accumulate + 4) * count
+    return whole * (processes - 1) / processes
+
+
 def plan_lines(model: DecoderConfig, train: TrainConfig, *, processes: int, device: str) -> list[str]:
     """What to know before asking a cluster for it."""
     if processes < 1:
         raise UsageError(f"`processes` must be at least 1, got {processes}")
+    check_shares(train.batch, train.accumulate, processes)
     kind, count = DEVICES[device], parameters(model)
     tokens = train.steps * train.batch * model.train_length
     operations = train.steps * train.batch * training_flops(model)
@@ -95,16 +112,28 @@ def plan_lines(model: DecoderConfig, train: TrainConfig, *, processes: int, devi
         f"{train.steps} steps of {train.batch} x {model.train_length} tokens, {tokens:.3g} in all; {operations:.3g} "
         "operations",
         f"time: {_time(hours)} on {processes} x {kind.name} at {UTILISATION:.0%} of {kind.peak / 1e12:.0f} TFLOP/s in "
-        f"bf16 ({processes * hours:.3g} GPU-hours); a guess that networks and short sequences make worse",
+        f"bf16 ({processes * hours:.3g} GPU-hours); a guess that networks and short sequences make worse"
+        + (", and `precision` fp32 many times" if train.precision == "fp32" else ""),
     ]
     for sharing in ("ddp", "fsdp"):
         lines.append(_memory_line(memory_of(model, train, processes, sharing, count), sharing, kind))
+    if processes > 1:
+        lines.append(_traffic_line(train, processes, count, 3600 * hours / train.steps))
     checkpoint = 12 * count
     lines.append(
         f"checkpoint: {in_words(checkpoint)} in all (weights, two moments), of each process with fsdp "
         f"{in_words(checkpoint / processes)}; the weights alone {in_words(4 * count)}"
     )
     return [*lines, _verdict(model, train, processes, kind, count)]
+
+
+def _traffic_line(train: TrainConfig, processes: int, count: int, computing: float) -> str:
+    found = {sharing: traffic_of(train, processes, sharing, count) for sharing in ("ddp", "fsdp")}
+    told = [f"{sharing} {in_words(size)} ({size / NETWORK:.2g} s)" for sharing, size in found.items()]
+    return (
+        f"traffic: in a step each device receives with {' and with '.join(told)} at {NETWORK / 1e9:.0f} GB/s, and "
+        f"computes for {computing:.2g} s; much of it happens at the same time"
+    )
 
 
 def _time(hours: float) -> str:
@@ -120,7 +149,7 @@ def _memory_line(memory: Memory, sharing: Sharing, kind: Device) -> str:
 
 def _verdict(model: DecoderConfig, train: TrainConfig, processes: int, kind: Device, count: int) -> str:
     """What fits, or the first change of settings that makes it fit; then the number of devices."""
-    for number in [processes, *_doublings(processes)]:
+    for number in [processes, *(n for n in _doublings(processes) if train.batch // train.accumulate % n == 0)]:
         for sharing, changed, flags in _changes(model, train, number):
             if memory_of(*changed, number, sharing, count).total <= USABLE * kind.memory:
                 told = [*([f"processes {number}"] if number != processes else []), *flags]

@@ -27,6 +27,7 @@ from dape.training.launch import (
     check_shares,
     in_group,
     launcher,
+    restart,
     run_processes,
 )
 from dape.verbosity import is_quiet, tell
@@ -128,10 +129,10 @@ def train(
     check_shares(train.batch, train.accumulate, processes)
     if processes > 1 and not in_group():
         given = {"resume": resume, "device": device, "threads": threads, "tensorboard": tensorboard, "wandb": wandb}
-        return _launch(_name_of(data), folder, model, train, {**given, "parallel": parallel}, processes, restarts)
+        return _launch(name_of(data), folder, model, train, {**given, "parallel": parallel}, processes, restarts)
     if in_group():
         stop_with(launcher())
-    torch_device = use_device(_own_device(device))
+    torch_device = use_device(own_device(device))
     set_threads(threads)
     check_model(model, train, str(torch_device))
 
@@ -148,7 +149,7 @@ def train(
         return _train(trainer, folder)
 
 
-def _own_device(device: str) -> str:
+def own_device(device: str) -> str:
     """A GPU for every process of a machine."""
     local = os.environ.get("LOCAL_RANK")
     if local is None or device not in ("auto", "cuda"):
@@ -158,7 +159,7 @@ def _own_device(device: str) -> str:
     return f"cuda:{local}" if torch.cuda.is_available() else device
 
 
-def _name_of(data: "str | Path | Corpus") -> str:
+def name_of(data: "str | Path | Corpus") -> str:
     from dape.data.store import Corpus
 
     return str(data.folder.resolve()) if isinstance(data, Corpus) else str(data)
@@ -182,9 +183,9 @@ def _launch(
 
     first = reached()
     everything = {**given, "data": data, "out": str(folder), "model": asdict(model), "train": asdict(train)}
-    code = run_processes(["-m", "dape.cli.train_worker", json.dumps(everything)], processes, restarts=restarts)
+    code = run_processes(["-m", "dape.cli.process", "train", json.dumps(everything)], processes, restarts=restarts)
     if 0 < code < 128:
-        raise ProcessesFailedError(code, processes)
+        raise ProcessesFailedError(code, processes, "training")
     step = reached()
     losses = [line["validation_loss"] for line in read_metrics(folder) if "validation_loss" in line]
     finished = code == 0
@@ -209,8 +210,8 @@ def _trainer(
     """Of every process of the group. The first one locks the folder and prepares the text, then the others read it."""
     from dape.training.language_model import LanguageModelTrainer
 
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        resume = None  # started again: whatever the folder asks for
+    if group.any(restart() > 0):
+        resume = None  # started again, perhaps beside a host that is new: whatever the folder asks for
 
     def first() -> None:
         if group.speaks:
@@ -219,11 +220,13 @@ def _trainer(
 
     if not group.alone:
         group.together(lambda: group.check(train))
-        group.check_same(data=_name_of(data), model=asdict(model), train=asdict(train), parallel=group.mode)
+        group.check_same(data=name_of(data), model=asdict(model), train=asdict(train), parallel=group.mode)
     group.together(first)
     given, saved, corpus = group.together(lambda: _begin(data, folder, model, train, resume))
     group.check_same(text=corpus.hash, tokenizer=corpus.tokenizer.fingerprint)
-    trainer = LanguageModelTrainer(folder, given, corpus, device=device, group=group)
+    trainer = group.together(
+        lambda: LanguageModelTrainer(folder, given, corpus, device=device, group=group), ValueError
+    )
     before = trainer.threads_before or saved.threads
     if before != given.threads and group.speaks:
         print(f"note: begun with {before} threads, now {given.threads}: the last bits may differ")
@@ -239,7 +242,7 @@ def _begin(
     from dape.data.corpora import as_corpus
     from dape.training.run import CONFIG, RunConfig
 
-    given = RunConfig(model=model, train=train, data=_name_of(data), threads=torch.get_num_threads())
+    given = RunConfig(model=model, train=train, data=name_of(data), threads=torch.get_num_threads())
     begun = (folder / CONFIG).is_file()
     if begun and resume is False:
         raise UsageError(f"{folder} already holds a run; add `resume` to continue it, or choose another `out`")

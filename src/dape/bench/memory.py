@@ -10,12 +10,13 @@ import gc
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from dape.machine import peak_bytes
 
 MB = 10**6
 
@@ -51,9 +52,9 @@ def extra_bytes(call: Callable[[], object]) -> int:
     """Peak memory of this process during ``call``, beyond what it held before."""
     _release_unused()
     _reset_peak()
-    before = _peak_bytes()
+    before = peak_bytes()
     call()
-    return max(_peak_bytes() - before, 0)
+    return max(peak_bytes() - before, 0)
 
 
 def _release_unused() -> None:
@@ -66,18 +67,6 @@ def _release_unused() -> None:
 def _reset_peak() -> None:
     with contextlib.suppress(OSError):  # not Linux, or forbidden: the peak so far then counts as "before"
         Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak_bytes() -> int:
-    with contextlib.suppress(OSError):
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        if found:
-            return int(found[1]) * 1024
-    # Second choice, as on Linux a child inherits the ru_maxrss of the process that started it.
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _child(target: str) -> None:

@@ -16,12 +16,16 @@ from dape.bench.che import CheBench
 from dape.bench.che import run as bench_che
 from dape.bench.compare import CompareBench
 from dape.bench.compare import run as bench_compare
+from dape.bench.data import DataBench
+from dape.bench.data import run as bench_data
 from dape.bench.decode import DecodeBench
 from dape.bench.decode import run as bench_decode
 from dape.bench.kernels import KernelsBench
 from dape.bench.kernels import run as bench_kernels
 from dape.bench.model import ModelBench
 from dape.bench.model import run as bench_model
+from dape.bench.processes import ProcessesBench
+from dape.bench.processes import run as bench_processes
 from dape.bench.train import TrainBench
 from dape.bench.train import run as bench_train
 from dape.cli import (
@@ -186,6 +190,7 @@ COMMANDS = [
             "runs/dape-kerple-64-seed0 --lengths 64 128 256 512 1024 2048 --last-k 64": "perplexity against length",
             "runs/dape-kerple-64-seed0 --mode same_document --json rows.jsonl": "within documents, rows kept",
             "runs/dape-kerple-64-seed0 --protocol per_position --lengths 1024": "nats by position",
+            "runs/dape-kerple-64-seed0 --lengths 32768 --processes 4": "rows of a window shared, less memory for each",
         },
     ),
     Command(
@@ -399,6 +404,24 @@ COMMANDS = [
         examples={
             "main": "what the present commit changes, in turns",
             "HEAD~3 HEAD --encodings dape-kerple --passes forward --turns 8": "one encoding, more certain",
+        },
+    ),
+    Command(
+        "bench data",
+        DataBench,
+        bench_data,
+        examples={
+            "": "text as bytes, and as BPE beside the library tokenizers",
+            "--bytes-mb 1000 --bpe-mb 32 --json data.json": "more text, results kept",
+        },
+    ),
+    Command(
+        "bench processes",
+        ProcessesBench,
+        bench_processes,
+        examples={
+            "": "training in 2 and in 4 processes beside one process with threads",
+            "--counts 2 --preset tiny --repeats 20": "a smaller model",
         },
     ),
     Command(

@@ -10,6 +10,7 @@ from dape.actions.evaluate import evaluate
 from dape.cli.console import open_console
 from dape.evaluation.config import Mode, Protocol
 from dape.results.numbers import count
+from dape.training.launch import ProcessesFailedError, speaks
 
 if TYPE_CHECKING:
     from dape.results.records import Row
@@ -48,15 +49,21 @@ class Evaluate:
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     threads: int | None = None
     """Threads of torch on the CPU; None leaves the choice to torch."""
+    processes: int = 1
+    """Start so many on this machine, which share the rows of every window: each needs less memory. Or let torchrun
+    start them. The numbers are those of one process."""
 
 
 def run(config: Evaluate) -> int:
     same = ("lengths", "last_k", "windows", "protocol", "mode", "reach", "data", "json", "device", "threads")
+    same += ("processes",)
     rows: list[Row] = []
     try:
         evaluate(config.checkpoint, **{name: getattr(config, name) for name in same}, found=rows.extend)
+    except ProcessesFailedError as failed:  # they have said why
+        return failed.code
     finally:  # what was measured before an interruption too
-        if rows:
+        if rows and speaks():
             _print(rows, config)
     return 0
 
@@ -80,5 +87,7 @@ def _print(rows: "list[Row]", config: Evaluate) -> None:
     open_console().print(table)
     if config.protocol != "nonoverlap" and (first.windows or 0) < config.windows:
         print(f"the held-out text has room for {count(first.windows or 0, 'window')} only, not {config.windows}")
+    if config.processes > 1:
+        print(f"{config.processes} processes, of which none held more than {rows[-1].extra['peak_memory_mb']} MB")
     if config.json is not None:
         print(f"appended {count(len(rows), 'row')} to {config.json}")

@@ -23,6 +23,9 @@ MOST = {
     "pairs": 1_000_000,
     "train_length": 1_000_000_000,
     "max_tokens": 1_000_000_000,
+    "vocabulary": 10_000_000,
+    "bytes_mb": 100_000,
+    "bpe_mb": 10_000,
 }
 """By the name of the setting, whatever the command."""
 

@@ -27,9 +27,9 @@ import numpy as np
 if TYPE_CHECKING:
     import tokenizers
 
-PART = 1 << 14
+PART = 1 << 17
 """Characters after which a place to cut is looked for."""
-REACH = 3 * PART
+REACH = 1 << 14
 """Characters among which it is looked for."""
 AROUND = 128
 """Characters on each side of a cut at which it is tried."""

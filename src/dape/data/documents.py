@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dape.data.archives import MAX_EXPANSION, Archive
-from dape.data.formats import HubName, Record, chunks_of, read_hub, read_lines, read_parquet, read_text
+from dape.data.archives import MAX_EXPANSION, Archive, suffixes
+from dape.data.formats import CHUNK, HubName, Record, chunks_of, read_hub, read_lines, read_parquet, read_text
 from dape.data.long_json import CleanString, LongJSON
 from dape.data.sources import Item
 from dape.data.text import Collected, Text
@@ -131,6 +131,9 @@ def _text(item: Item, record: Record, reading: Reading, tally: Tally) -> Text | 
 
 
 def _text_of_file(item: Item, chunks: Iterator[bytes], record: Record, reading: Reading, tally: Tally) -> Text | None:
+    long = not isinstance(record.content, bytes)
+    if long and item.kind == "text" and not suffixes(item.path)[1] and (text := _as_it_stands(Path(item.path))):
+        return text
     first = next(chunks, b"")
     encoding = _python_encoding(first) if item.kind == "python" else "utf-8"
     try:
@@ -144,6 +147,25 @@ def _text_of_file(item: Item, chunks: Iterator[bytes], record: Record, reading: 
             raise UsageError(f"{item.name}: is a binary file (a zero byte at {zero.at}). {advice}") from None
     tally.binary += 1
     return None
+
+
+def _as_it_stands(path: Path) -> Text | None:
+    """The text of a long file that is UTF-8 throughout: it needs no copy."""
+    file, decoder = path.open("rb"), codecs.getincrementaldecoder("utf-8")()
+    size, blank = 0, True
+    try:
+        while chunk := file.read(CHUNK):
+            if b"\0" in chunk or (size == 0 and chunk.startswith(codecs.BOM_UTF8)):
+                raise ValueError
+            text, size = decoder.decode(chunk), size + len(chunk)
+            blank = blank and not text.strip()
+        decoder.decode(b"", final=True)
+    except ValueError:  # UnicodeDecodeError is one
+        blank = True
+    if blank:
+        file.close()
+        return None
+    return Text.of_file(file, size)
 
 
 class _ZeroByte(Exception):
@@ -190,8 +212,9 @@ def _decoded(
                 f"{record.where}: broken {encoding.upper()} at byte {at} ({error.reason}). "
                 f"Without `strict` such bytes are replaced by U+FFFD and counted."
             ) from None
-        already = (tail + data).count(_REPLACEMENT) if encoding == "utf-8" else 0
-        replaced += text.count("�") - already
+        if not text.isascii():
+            already = (tail + data).count(_REPLACEMENT) if encoding == "utf-8" else 0
+            replaced += text.count("�") - already
         at, tail = at + len(data), (tail + data)[-2:]
         yield text
     tally.replaced_characters += replaced

@@ -50,7 +50,7 @@ class _Cleaning:
         self._collected, self._surrogates = Collected(folder), 0
 
     def add(self, piece: str) -> None:
-        clean, count = _SURROGATES.subn("�", piece)
+        clean, count = (piece, 0) if piece.isascii() else _SURROGATES.subn("�", piece)
         self._collected.add(clean)
         self._surrogates += count
 

@@ -54,12 +54,17 @@ def held_out(document: Document, share: float) -> bool:
 def choose_split(documents: Iterable[Document], share: float | None) -> Split:
     """Read until both parts have a document, or to the end. Without a share every document says its part."""
     rule: Rule = "given" if share is None else "content"
-    seen, ends = set(), array("q")
+    seen, ends, first = set(), array("q"), None
     for document in documents:
-        seen.add(document.part if share is None else held_out(document, share))
+        ends.append(document.start + document.text.size)
+        if share is not None and len(ends) == 1:
+            first = document  # a text that is alone need not be read for its digest
+            continue
+        for each in (first, document) if first else (document,):
+            seen.add(each.part if share is None else held_out(each, share))
+        first = None
         if len(seen) == 2:
             return Split(rule, share or 0)
-        ends.append(document.start + document.text.size)
     if not ends:
         raise UsageError("no documents: there is no text in what was given")
     if share is None:

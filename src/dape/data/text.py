@@ -5,6 +5,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 LONG = 4 << 20
 """Bytes beyond which a text is not held in memory."""
@@ -12,11 +13,11 @@ PIECE = 1 << 16
 """Bytes that are decoded at once."""
 
 
-class _Spool:
-    """A file without a name, which is gone with the last text in it."""
+class _Open:
+    """A file that is closed with the last text in it; one without a name is then gone."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
 
     def __del__(self) -> None:
         self.file.close()
@@ -29,7 +30,7 @@ class _Spool:
 class Text:
     """UTF-8 between two characters of a source."""
 
-    def __init__(self, source: bytes | _Spool, begin: int, end: int) -> None:
+    def __init__(self, source: bytes | _Open, begin: int, end: int) -> None:
         self._source, self._begin, self._end = source, begin, end
         self._digest: bytes | None = None
 
@@ -37,6 +38,11 @@ class Text:
     def of(cls, text: str) -> "Text":
         content = text.encode("utf-8")
         return cls(content, 0, len(content))
+
+    @classmethod
+    def of_file(cls, file: BinaryIO, size: int) -> "Text":
+        """The whole of a file, which is closed when nobody needs the text any more."""
+        return cls(_Open(file), 0, size)
 
     @property
     def size(self) -> int:
@@ -100,7 +106,7 @@ class Collected:
             self._parts.append(content)
             if self.size <= LONG:
                 return
-            self._spool = _Spool(self._folder)
+            self._spool = _Open(tempfile.TemporaryFile(dir=self._folder))  # noqa: SIM115
             content, self._parts = b"".join(self._parts), []
         self._spool.file.write(content)
 

@@ -106,8 +106,10 @@ def measure(
     config: EvalConfig,
     *,
     watch: Callable[[int, int, int], None] = lambda length, done, total: None,
+    reader: "Reader | None" = None,
 ) -> Iterator[Measured]:
     """One :class:`Measured` per length, shortest first; ``watch(length, done, of how many)`` hears of windows.
+    ``reader``: several processes may read a window together.
 
     Windows end where the reach has room, so what is measured at one length does not depend on the other lengths."""
     config = with_reach(config, stream)
@@ -119,7 +121,7 @@ def measure(
         else:
             windows = evaluation_windows(stream, ends, length)
         scored = config.last_k if config.protocol == "last_k" else length
-        yield Measured(length, _nll(model, windows, scored, watch), length - scored, config.reach)
+        yield Measured(length, _nll(model, windows, scored, watch, reader or Reader()), length - scored, config.reach)
 
 
 def in_context_row(model: Readable, stream: TokenStream, subject: Subject, windows: int) -> Row:
@@ -188,15 +190,29 @@ def _consecutive_windows(stream: TokenStream, length: int, reach: int, windows: 
     return np.stack([stream.read(start, start + length + 1) for start in starts])
 
 
-def _nll(model: Readable, windows: np.ndarray, scored: int, watch: Callable[[int, int, int], None]) -> np.ndarray:
+class Reader:
+    """How windows become nats."""
+
+    def size(self, model: Readable, length: int) -> int:
+        """Windows at a time."""
+        return batch_size(model, length)
+
+    def nll(self, model: Any, tokens: Tensor, scored: int, *, seed: int) -> Tensor:
+        """See :func:`window_nll`."""
+        return window_nll(model, tokens, scored, seed=seed)
+
+
+def _nll(
+    model: Readable, windows: np.ndarray, scored: int, watch: Callable[[int, int, int], None], reader: Reader
+) -> np.ndarray:
     """Nats of the last ``scored`` tokens of every window: [window, scored]."""
     length = windows.shape[1] - 1
     device = model.embedding.weight.device
-    size = batch_size(model, length)
+    size = reader.size(model, length)
     parts = []
     for first in range(0, len(windows), size):
         tokens = torch.from_numpy(windows[first : first + size]).to(device)
-        parts.append(window_nll(model, tokens, scored, seed=first).cpu().numpy())
+        parts.append(reader.nll(model, tokens, scored, seed=first).cpu().numpy())
         watch(length, min(first + size, len(windows)), len(windows))
     return np.concatenate(parts)
 
@@ -206,9 +222,14 @@ def window_nll(model: Readable, tokens: Tensor, scored: int, *, seed: int = 0) -
     with torch.inference_mode():
         encodings = model.drawn_encodings(tokens.shape[1] - 1, torch.Generator().manual_seed(seed))
         hidden = model.hidden(tokens[:, :-1], encodings=encodings, last=scored)
-        step = _tokens_per_head_call(model)
-        pieces = zip(hidden.split(step, 1), tokens[:, -scored:].split(step, 1), strict=True)
-        return torch.cat([_nats(model.head(h), targets) for h, targets in pieces], dim=1)
+        return nats(model, hidden, tokens[:, -scored:])
+
+
+def nats(model: Readable, hidden: Tensor, targets: Tensor) -> Tensor:
+    """[b, r, m] final states and [b, r] targets to [b, r] nats."""
+    step = _tokens_per_head_call(model)
+    pieces = zip(hidden.split(step, 1), targets.split(step, 1), strict=True)
+    return torch.cat([_nats(model.head(h), wanted) for h, wanted in pieces], dim=1)
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Start the processes of a run on this machine, and start them again when one was killed. No torch here."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,6 +22,8 @@ LAUNCHER = "DAPE_LAUNCHER"
 """Environment variable: the process that starts them. It may have died before they can ask for their parent."""
 LOST = 75
 """Exit code of a process that has lost another one, not its own fault: EX_TEMPFAIL."""
+PATIENCE = "DAPE_PATIENCE"
+"""Environment variable: the seconds that a process waits for another one, to join and to answer; 600 by default."""
 MOST = 64
 GRACE = 600.0
 """Seconds to finish a step and save, once asked to stop."""
@@ -41,14 +44,28 @@ def check_shares(batch: int, accumulate: int, world: int) -> None:
 class ProcessesFailedError(RuntimeError):
     """The processes have said why."""
 
-    def __init__(self, code: int, count: int) -> None:
-        super().__init__(f"training in {count} processes failed with exit code {code}")
+    def __init__(self, code: int, count: int, what: str) -> None:
+        super().__init__(f"{what} in {count} processes failed with exit code {code}")
         self.code = code
 
 
 def in_group() -> bool:
     """Whether torchrun, or :func:`run_processes`, has started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def patience() -> float:
+    text = os.environ.get(PATIENCE, "600")
+    with contextlib.suppress(ValueError):
+        if 1 <= (seconds := float(text)) <= 1e6:
+            return seconds
+    raise UsageError(f"${PATIENCE} must be a number of seconds from 1 to 1000000, got {text!r}")
+
+
+def restart() -> int:
+    """How often whoever started this process, which torchrun tells in the same way, has started it again."""
+    text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return int(text) if text.isdecimal() else 0
 
 
 def launcher() -> int:

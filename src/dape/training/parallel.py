@@ -12,7 +12,9 @@ import itertools
 import json
 import os
 import re
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dape.errors import UsageError
 from dape.positional.base import encodings_in
 from dape.training.config import TrainConfig
-from dape.training.launch import LOST, STORE, Mode, check_shares
+from dape.training.launch import LOST, PATIENCE, STORE, Mode, check_shares, patience, restart
 
 T = TypeVar("T")
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -94,15 +96,25 @@ class Group:
         """What the first process finds, for all."""
         return self.texts(self.together(work if self.speaks else str))[0]
 
-    def together(self, work: Callable[[], T]) -> T:
-        """``work()`` in every process; if it fails in any of them, all stop, and one says why."""
+    def send(self, tensor: Tensor, source: int) -> None:
+        """Fill the tensor in every process with that of process ``source``."""
+        dist.broadcast(tensor, source)
+
+    def total(self, tensor: Tensor) -> None:
+        """Replace the tensor by its sum over all processes."""
+        if not self.alone:
+            dist.all_reduce(tensor)
+
+    def together(self, work: Callable[[], T], caught: type[Exception] = Exception) -> T:
+        """``work()`` in every process; if it fails in any of them, all stop, and one says why. Work that exchanges
+        something on its way must fail in all or none: ``caught`` is what does."""
         if self.alone:
             return work()
         error, found = None, None
         try:
             found = work()
-        except Exception as caught:
-            error = caught
+        except caught as failed:
+            error = failed
         told = self.texts("" if error is None else f"{'usage' if isinstance(error, UsageError) else 'other'} {error}")
         self._stop_all(told, error)
         return found  # pyright: ignore[reportReturnType]
@@ -183,12 +195,9 @@ def joined(mode: Mode | None, device: torch.device) -> Iterator[Group]:
     if world == 1 and mode != "fsdp":
         yield ALONE
         return
-    rank, attempt = int(os.environ.get("RANK", "0")), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    attempt = f"{attempt}-{next(_MEETINGS)}"  # one process may train several models, one after the other
+    rank, limit = int(os.environ.get("RANK", "0")), timedelta(seconds=patience())
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend, store=_store(rank, world, attempt), rank=rank, world_size=world, timeout=timedelta(minutes=10)
-    )
+    dist.init_process_group(backend, store=_store(rank, world, limit), rank=rank, world_size=world, timeout=limit)
     try:
         yield Group(mode or "ddp", rank, world, dist.new_group(backend="gloo"))
     except RuntimeError as error:
@@ -201,15 +210,42 @@ def joined(mode: Mode | None, device: torch.device) -> Iterator[Group]:
         dist.destroy_process_group()
 
 
-def _store(rank: int, world: int, attempt: str) -> Store:
-    """Where the processes find each other. A name of its own for every attempt: torchrun keeps the store of one that
-    died, and gloo would connect to the dead."""
+def _store(rank: int, world: int, limit: timedelta) -> Store:
+    """Where the processes find each other."""
+    attempt, meeting = restart(), next(_MEETINGS)  # one process may train several models, one after the other
     if path := os.environ.get(STORE):
-        return PrefixStore(f"attempt-{attempt}", FileStore(path, world))
+        return PrefixStore(f"{attempt}-{meeting}", FileStore(path, world))
     if "MASTER_ADDR" not in os.environ:  # `parallel` fsdp in one process
         return HashStore()
-    store, _, _ = next(rendezvous("env://", rank, world))
-    return PrefixStore(f"attempt-{attempt}", store)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        attempt = 0  # a store of this attempt alone, and hosts need not have been started again equally often
+    # Otherwise torchrun keeps the store of an attempt that died, and gloo would connect to the dead.
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
+    try:
+        if rank > 0:
+            _wait_for_answer(where, limit.total_seconds())
+        store, _, _ = next(rendezvous("env://", rank, world, timeout=limit))
+    except (dist.DistNetworkError, dist.DistStoreError, OSError, ValueError) as error:
+        raise UsageError(
+            f"process {rank} of {world} does not find the others at {where} ($MASTER_ADDR:$MASTER_PORT) within "
+            f"{limit.total_seconds():g} s (${PATIENCE}): {str(error).splitlines()[0]}"
+        ) from error
+    store.set_timeout(limit)
+    return PrefixStore(f"{attempt}-{meeting}", store)
+
+
+def _wait_for_answer(where: str, limit: float) -> None:
+    """The first process may start last. Torch itself would wait too, with pages of C++ on standard error."""
+    host, _, port = where.rpartition(":")
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=limit).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 # The model of several processes ------------------------------------------------------------------------------------

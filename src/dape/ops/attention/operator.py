@@ -32,8 +32,8 @@ from dape.positional.row_forms import RowForm
 Impl = Literal["auto", "reference", "blocked", "fused", "triton", "sdpa"]
 
 NOT_PLAIN = (
-    "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, rope, pi, yarn) on "
-    "consecutive positions; use impl='auto'"
+    "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, rope, pi, yarn) "
+    "on consecutive positions; use impl='auto'"
 )
 SMALL_CELLS = 1 << 18
 """Up to this many batch x head x query x key cells an encoding without a closed form is computed at once."""
@@ -41,6 +41,9 @@ SHORT_KEYS, WIDE, SHORT_CELLS = 48, 32, 1 << 22
 """Without a causal mask, up to so many keys and from such a head width on, the whole matrix with a bias is faster on a
 CPU than tiles of it (narrower heads are slower), and takes little memory. Only the compiled kernel is faster still,
 with tables over lags."""
+MASK_CELLS = 1 << 24
+"""PyTorch's attention reads a mask of so many cells at the most: more rows are done in blocks, so that memory stays
+linear in the length."""
 
 
 @dataclass(frozen=True)
@@ -395,6 +398,19 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         if grid.causal and not decoding:
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    rows = max(1, MASK_CELLS // k.shape[2])
+    if q.shape[2] <= rows or torch.compiler.is_compiling():
+        return _masked_sdpa(q, k, v, grid)
+    outputs = []
+    for first in range(0, q.shape[2], rows):
+        part, keys = slice(first, first + rows), k.shape[2]
+        if grid.causal and grid.offset is not None:
+            keys = max(1, min(keys, grid.offset + first + rows))
+        outputs.append(_masked_sdpa(q[:, :, part], k[:, :, :keys], v[:, :, :keys], grid.rows(part).first_keys(keys)))
+    return torch.cat(outputs, dim=2)
+
+
+def _masked_sdpa(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
     visible = grid.visible()
     assert visible is not None
     visible = visible.unsqueeze(-3)

@@ -1,0 +1,145 @@
+"""One window read by several processes: each computes the rows of its share, against the keys and values of all.
+
+N processes cut a window into 2N slices of consecutive tokens. Process r takes slice r and slice 2N-1-r, which together
+see equally many keys whatever r is. Everything that belongs to a row (residual stream, queries, feed-forward, logits)
+exists in one process only; keys and values are gathered for one layer at a time. The operator is exact on any rows,
+so the nats are those of one process, whatever the encoding.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dape.evaluation.perplexity import Reader, nats
+from dape.models.decoder import Block, DecoderLM
+from dape.models.readable import Readable
+from dape.ops.attention import attention
+from dape.positional.base import PositionalEncoding
+from dape.positional.grid import Grid
+
+
+class Processes(Protocol):
+    """What is asked of :class:`dape.training.parallel.Group`."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world(self) -> int: ...
+
+    def send(self, tensor: Tensor, source: int) -> None:
+        """Fill the tensor in every process with that of process ``source``."""
+        ...
+
+    def total(self, tensor: Tensor) -> None:
+        """Replace the tensor by its sum over all processes."""
+        ...
+
+    def first(self, work: Callable[[], str]) -> str:
+        """What the first process finds, for all."""
+        ...
+
+
+class SharedWindows(Reader):
+    """For every process of a group; all of them read the same windows."""
+
+    def __init__(self, group: Processes) -> None:
+        self.group = group
+
+    def size(self, model: Readable, length: int) -> int:
+        return int(self.group.first(lambda: str(super(SharedWindows, self).size(model, length))))
+
+    def nll(self, model: DecoderLM, tokens: Int[Tensor, "b t"], scored: int, *, seed: int) -> Float[Tensor, "b s"]:
+        length = tokens.shape[1] - 1
+        with torch.inference_mode():
+            encodings = model.drawn_encodings(length, torch.Generator().manual_seed(seed))
+            hidden, rows = self._hidden(model, tokens[:, :-1], encodings, scored)
+            found = torch.zeros(len(tokens), scored, device=tokens.device)
+            if len(rows):
+                found[:, rows - (length - scored)] = nats(model, hidden, tokens[:, rows + 1])
+            self.group.total(found)
+        return found
+
+    def _hidden(
+        self, model: DecoderLM, tokens: Int[Tensor, "b t"], encodings: list[PositionalEncoding], scored: int
+    ) -> tuple[Float[Tensor, "b r m"], Int[Tensor, " r"]]:
+        """Final states of those scored tokens that are this process's, and where they stand."""
+        window = _Window(tokens.shape[1], self.group, tokens.device)
+        rows = window.own
+        x = encodings[0].embed(model.embedding(tokens[:, rows]), rows)
+        for index, block in enumerate(model.blocks):
+            assert isinstance(block, Block)
+            if index == len(model.blocks) - 1:  # which asks no queries for the others
+                rows = rows[rows >= window.length - scored]
+            x = _read_block(block, x, encodings[index % len(encodings)], window, len(rows))
+        return model.norm(x), rows
+
+
+class _Window:
+    """How the tokens of a window are shared."""
+
+    def __init__(self, length: int, group: Processes, device: torch.device) -> None:
+        self.length, self.group, self.world = length, group, group.world
+        self.positions = torch.arange(length, device=device)
+        self.slices = self.positions.tensor_split(2 * self.world)
+        self.own = torch.cat([self.slices[number] for number in (group.rank, 2 * self.world - 1 - group.rank)])
+
+    def place(self, k: Float[Tensor, "b g r d"], v: Float[Tensor, "b g r d"]) -> Float[Tensor, "t b n g d"]:
+        """Room for all tokens, those of this process in it. Tokens first: then what a process sends has its place."""
+        whole = k.new_empty(self.length, len(k), 2, k.shape[1], k.shape[3])
+        whole[self.own, :, 0], whole[self.own, :, 1] = k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)
+        return whole
+
+    def gather(self, whole: Float[Tensor, "t b n g d"]) -> tuple[Tensor, Tensor]:
+        """Keys and values of all tokens, in order."""
+        for number, positions in enumerate(self.slices):
+            if len(positions) and self.world > 1:
+                source = min(number, 2 * self.world - 1 - number)
+                self.group.send(whole[int(positions[0]) : int(positions[-1]) + 1], source)
+        keys, values = whole.permute(2, 1, 3, 0, 4)
+        return keys, values
+
+
+def _read_block(
+    block: Block, x: Float[Tensor, "b r m"], pe: PositionalEncoding, window: _Window, last: int
+) -> Float[Tensor, "b s m"]:
+    """As the block itself, on this process's rows; only the last of them ask."""
+    first = x.shape[1] - last
+    q, whole = _projected(block, x, pe, window, first)
+    k, v = window.gather(whole)
+    y = _attend(q, k, v, pe, window.own[first:], window.positions)
+    del q, k, v, whole  # the feed-forward needs their room
+    x = x[:, first:] + block.attention.out(y.transpose(1, 2).flatten(2))
+    return x + block.feed_forward(block.norm2(x))
+
+
+def _projected(
+    block: Block, x: Float[Tensor, "b r m"], pe: PositionalEncoding, window: _Window, first: int
+) -> tuple[Tensor, Tensor]:
+    """Queries, and keys and values in their places; nothing else is kept of the projection."""
+    q, k, v = block.attention.project(block.norm1(x), None)
+    if pe.rotates_once:  # so that nobody rotates all keys
+        q, k = pe.rotate(q, k, Grid.at(window.own, window.own, causal=True))
+    return q[:, :, first:].clone(), window.place(k, v)
+
+
+def _attend(
+    q: Float[Tensor, "b h r d"],
+    k: Float[Tensor, "b g t d"],
+    v: Float[Tensor, "b g t e"],
+    pe: PositionalEncoding,
+    rows: Int[Tensor, " r"],
+    positions: Int[Tensor, " t"],
+) -> Float[Tensor, "b h r e"]:
+    """One run of consecutive rows after the other: for those the operator has tables over lags."""
+    ends = (torch.nonzero(rows.diff() != 1).flatten() + 1).tolist()
+    runs = zip(q.tensor_split(ends, dim=2), rows.tensor_split(ends), strict=True)
+    found = [
+        attention(queries, k, v, pe, q_pos=at, k_pos=positions, rotated=pe.rotates_once)
+        for queries, at in runs
+        if len(at)
+    ]
+    return torch.cat(found, dim=2) if found else q.new_empty(*q.shape[:3], v.shape[3])
