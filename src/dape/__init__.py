@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # For editors and type checkers; keep in step with _HOME, whi
     from dape.actions.prepare import prepare
     from dape.actions.reproduce import reproduce
     from dape.actions.train import train
+    from dape.actions.verify import verify
     from dape.data.corpora import open_data
     from dape.models.config import DecoderConfig
     from dape.models.decoder import DecoderLM
@@ -66,6 +67,7 @@ __all__ = [
     "register",
     "reproduce",
     "train",
+    "verify",
 ]
 
 _NAMES = {
@@ -75,6 +77,7 @@ _NAMES = {
     "actions.prepare": ("prepare",),
     "actions.reproduce": ("reproduce",),
     "actions.train": ("train",),
+    "actions.verify": ("verify",),
     "data.corpora": ("open_data",),
     "models.config": ("DecoderConfig",),
     "models.decoder": ("DecoderLM",),

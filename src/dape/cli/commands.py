@@ -40,6 +40,7 @@ from dape.cli import (
     reproduce,
     study,
     train,
+    verify,
     visualize,
 )
 from dape.cli.bench import bench_attention
@@ -101,6 +102,28 @@ COMMANDS = [
             "": "versions, extras, what `auto` takes, and a self-test",
             "--out doctor.txt": "the same as a file, to send with a bug report",
             "--gpu": "check the Triton kernels on this GPU, into dape-doctor.txt and .json",
+        },
+    ),
+    Command(
+        "verify",
+        verify.Verify,
+        verify.run,
+        examples={
+            "my_package.kerple:Kerple --as kerple": "a class of your own; exit code 1 if it is off",
+            "rope.py:attention --as rope --kind attention": "a function (q, k, v)",
+            "bias.py:Log --as kerple --names p=r1 a=r2": "parameters that have other names",
+            "t5.py:bias --as t5 --options bias_scale=one --cases short long": "another convention, two cases",
+        },
+    ),
+    Command(
+        "vectors",
+        verify.Vectors,
+        verify.run_vectors,
+        examples={
+            "": "the files and their SHA-256",
+            "dape-kerple": "conventions, cases and known mistakes of one",
+            "--out vectors": "compute all of them again",
+            "--check": "compute all of them again and compare",
         },
     ),
     Command(

@@ -1,0 +1,122 @@
+"""``dape.verify``: anybody's implementation against the conformance vectors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from dape.errors import UsageError
+
+if TYPE_CHECKING:
+    from dape.conformance.case import Case
+    from dape.conformance.verdict import Verdict
+
+Kind = Literal["auto", "hooks", "bias", "logits", "scores", "attention", "embed"]
+Precision = Literal["float64", "float32"]
+Arrays = Literal["torch", "numpy"]
+TOLERANCE = 1e-5
+
+
+def verify(
+    target: Any,
+    encoding: str,
+    *,
+    kind: Kind = "auto",
+    init: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    cases: Sequence[str] = (),
+    precision: Precision = "float64",
+    arrays: Arrays = "torch",
+    tolerance: float = TOLERANCE,
+    vectors: str | Path | None = None,
+) -> "Verdict":
+    """How far an implementation is off, where, and which known mistake it looks like (docs/verify.md).
+
+    Args:
+        target: a class, a function that makes one, a function, a module; or ``"package.module:Name"``.
+        encoding: the name in the catalogue that it is to be.
+        kind: what it takes; ``auto`` reads its methods and the names of its arguments.
+        init: arguments of its constructor that cannot be told from their names.
+        names: our name of each of its parameters, where they differ.
+        options: of the encoding; the right numbers are then computed by the reference, now.
+        cases: only these; all of them by default.
+        precision: of its parameters and inputs.
+        arrays: what functions are given; gradients are compared for torch only.
+        tolerance: in parts of the largest entry; ten times as much for gradients.
+        vectors: a folder of other files than those of this package.
+
+    Returns:
+        A verdict: true if it is right; ``print`` it.
+
+    Raises:
+        dape.errors.UsageError: arguments that do not fit, a ``ValueError``. What the implementation raises is in the
+            verdict.
+    """
+    import torch
+
+    from dape.conformance.compare import compare
+    from dape.conformance.loading import TheirError, load
+    from dape.conformance.subject import Subject
+    from dape.conformance.verdict import Verdict, likely_mistakes
+
+    _check(kind, precision, arrays, tolerance)
+    chosen, source = _cases(encoding, cases, dict(options or {}), None if vectors is None else Path(vectors))
+    told = target if isinstance(target, str) else getattr(target, "__qualname__", type(target).__qualname__)
+    verdict = Verdict(target=told, encoding=encoding, source=source, tolerance=tolerance)
+    done = []
+    try:
+        subject = Subject(
+            target=load(target) if isinstance(target, str) else target,
+            kind=kind,
+            init=init or {},
+            names=names or {},
+            dtype=getattr(torch, precision),
+            numpy=arrays == "numpy",
+        )
+        for case in chosen:
+            done.append(compare(subject, case, tolerance))
+    except TheirError as error:
+        return replace(verdict, compared=done, raised=str(error))
+    if all(each.skipped for each in done):
+        raise UsageError(f"no case of {encoding!r} can be asked of this kind: {done[0].skipped}")
+    verdict = replace(verdict, compared=done)
+    return verdict if verdict.right else replace(verdict, likely=likely_mistakes(encoding, done, tolerance))
+
+
+def _check(kind: str, precision: str, arrays: str, tolerance: float) -> None:
+    for name, value, choices in (("kind", kind, Kind), ("precision", precision, Precision), ("arrays", arrays, Arrays)):
+        if value not in get_args(choices):
+            raise UsageError(f"`{name}` {value!r} is not possible; choose one of {', '.join(get_args(choices))}")
+    if not 0 < tolerance < 1:
+        raise UsageError(f"`tolerance` must lie between 0 and 1, got {tolerance}")
+
+
+def _cases(
+    encoding: str, wanted: Sequence[str], options: dict[str, Any], folder: Path | None
+) -> tuple[list["Case"], str]:
+    from dape.conformance import files
+    from dape.conformance.make import answered
+    from dape.conformance.recipes import reference
+    from dape.positional.catalogue import find
+    from dape.positional.names import RANDOMIZED
+
+    if encoding.startswith(RANDOMIZED):
+        raise UsageError(f"randomised positions are drawn anew at every call: compare {encoding[len(RANDOMIZED):]!r}")
+    try:
+        find(encoding)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    found = files.read(encoding, folder)
+    if unknown := [name for name in wanted if name not in {case.name for case in found}]:
+        raise UsageError(f"`cases`: {encoding} has no {unknown[0]!r}; it has {', '.join(case.name for case in found)}")
+    chosen = [case for case in found if not wanted or case.name in wanted]
+    path = files.path_of(encoding, folder)
+    if not options:
+        return chosen, f"{path.name}, SHA-256 {files.check_sum(path)[:16]}"
+    try:
+        others = [replace(case, options={**case.options, **options}) for case in chosen]
+        said = ", ".join(f"{name}={value}" for name, value in options.items())
+        return [answered(case, reference(encoding, case)) for case in others], f"the reference with {said}"
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"`options`: {error}") from None

@@ -1,0 +1,137 @@
+"""How far an implementation is from one case, and where."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dape.conformance.case import Case
+from dape.conformance.loading import TheirError
+from dape.conformance.make import hide, loss, softmax
+from dape.conformance.subject import Built, Subject, theirs
+
+LARGE = 1e3
+"""What a hidden cell of logits holds is nobody's business, unless it is so large that no mask can be meant."""
+GRADIENT_SLACK = 10
+"""Gradients are sums: they may be off by more than logits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    case: Case
+    kind: str = ""
+    gives_weights: bool = False
+    found: Float[Tensor, "..."] | None = None
+    """What the implementation gave."""
+    hidden: Float[Tensor, "..."] | None = None
+    """The same with its hidden cells, where they are not what a mask leaves."""
+    skipped: str | None = None
+    gradients: Mapping[str, float] = field(default_factory=dict)
+    """By what each is off, in parts of its largest entry."""
+    leak: float = 0.0
+    """How much earlier rows move when the last key changes."""
+    tolerance: float = 1e-5
+
+    @property
+    def expected(self) -> Tensor:
+        return softmax(self.case.expected, self.case) if self.gives_weights else self.case.expected
+
+    @property
+    def scale(self) -> float:
+        return max(1.0, self.expected.abs().max().item())
+
+    @property
+    def error(self) -> Tensor:
+        """On every cell that counts, in parts of the largest entry; infinite where a number is not finite."""
+        assert self.found is not None
+        shown = self.found if self.gives_weights or self.case.x is not None else hide(self.found, self.case)
+        return ((shown - self.expected).abs() / self.scale).nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+    @property
+    def off(self) -> float:
+        return 0.0 if self.skipped else self.error.max().item()
+
+    @property
+    def wrong_gradients(self) -> dict[str, float]:
+        return {n: off for n, off in self.gradients.items() if not off <= GRADIENT_SLACK * self.tolerance}
+
+    @property
+    def right(self) -> bool:
+        return self.skipped is not None or (
+            self.off <= self.tolerance and not self.wrong_gradients and self.hidden is None and self.leaks is False
+        )
+
+    @property
+    def leaks(self) -> bool:
+        return not self.leak <= self.tolerance
+
+
+def compare(subject: Subject, case: Case, tolerance: float) -> Compared:
+    built = subject.built(case)
+    if reason := built.runs():
+        return Compared(case=case, kind=built.kind, skipped=reason)
+    given = {n: getattr(case, n) for n in ("q", "k", "x")}
+    leaves = {n: None if t is None else t.to(subject.dtype).requires_grad_(not subject.numpy) for n, t in given.items()}
+    found = built.output(**leaves)
+    with theirs(f"differentiating the case {case.name},"):
+        gradients = {} if subject.numpy else _gradients(found, built, leaves)
+    found = found.detach().double()
+    return Compared(
+        case=case,
+        kind=built.kind,
+        gives_weights=built.gives_weights,
+        found=found,
+        hidden=_strange(found, case, built),
+        gradients=gradients,
+        leak=_leak(found, built, leaves),
+        tolerance=tolerance,
+    )
+
+
+def _gradients(found: Tensor, built: Built, leaves: Mapping[str, Tensor | None]) -> dict[str, float]:
+    """Of the loss, off by how much; of what the case has no gradients of, none."""
+    case = built.case
+    if case.weight is None:
+        return {}
+    if not found.requires_grad:
+        if built.kind in ("bias", "hooks") and not case.parameters:
+            return {}
+        raise TheirError(
+            f"differentiating the case {case.name}, its output does not depend on q, k and parameters: a detach, a .data "
+            "or numpy in between? (Functions of numpy: `arrays` numpy, and gradients are not compared)"
+        )
+    value = (found * case.weight.to(found.dtype)).sum() if built.gives_weights else loss(found, case)
+    value.backward()
+    inputs = {n: leaf.grad for n, leaf in leaves.items() if leaf is not None}
+    owned = {n: gradient() for n, gradient in built.leaves.items()}
+    return {n: _off(g, case.gradients[n]) for n, g in (inputs | owned).items() if n in case.gradients}
+
+
+def _off(found: Tensor | None, expected: Tensor) -> float:
+    found = torch.zeros_like(expected) if found is None else found.detach().double()
+    scale = max(expected.abs().max().item(), 1e-3)
+    return ((found - expected).abs().max() / scale).nan_to_num(nan=torch.inf, posinf=torch.inf).item()
+
+
+def _strange(found: Tensor, case: Case, built: Built) -> Tensor | None:
+    """Hidden cells of logits that would win the softmax or are not numbers."""
+    if built.gives_weights or case.q is None or case.visible.all():
+        return None
+    hidden = found[:, ~case.visible]
+    return found if bool((hidden.isnan() | (hidden > LARGE)).any()) else None
+
+
+def _leak(found: Tensor, built: Built, leaves: Mapping[str, Tensor | None]) -> float:
+    """Change the last key: rows before it may not notice."""
+    case, k = built.case, leaves["k"]
+    earlier = case.q_pos < case.length - 1
+    if k is None or not case.causal or not earlier.any():
+        return 0.0
+    changed = k.detach().clone()
+    changed[:, -1] += 1
+    moved = built.output(leaves["q"], changed, None).detach().double()
+    seen = case.visible & earlier.unsqueeze(-1)
+    difference = (moved - found)[:, seen].abs() / max(1.0, found[:, seen].abs().max().item())
+    return difference.nan_to_num(nan=0.0, posinf=torch.inf).max().item()
