@@ -13,7 +13,7 @@ def lags(q_pos, k_pos):
 
 def distance(q_pos, k_pos, causal):
     lag = lags(q_pos, k_pos)
-    return lag.clamp(min=0).double() if causal else lag.abs() - 0.5 * (lag > 0)
+    return lag.clamp(min=0).double() if causal else lag.abs() - 0.5 * (lag > 0).double()
 
 
 def floor(parameter, top=None):
@@ -108,7 +108,7 @@ class Rotary:
                 head_dim * math.log(train_length / (2 * math.pi * beta)) / (2 * math.log(10000)) for beta in (32, 1)
             )
             low, high = max(math.floor(low), 0), max(min(math.ceil(high), head_dim - 1), 0)
-            ramp = ((torch.arange(head_dim // 2) - low) / max(high - low, 0.001)).clamp(0, 1)
+            ramp = ((torch.arange(head_dim // 2).double() - low) / max(high - low, 0.001)).clamp(0, 1)
             self.w, self.gain = self.w / factor * ramp + self.w * (1 - ramp), 0.1 * math.log(factor) + 1
         else:
             self.w = self.w / factor
@@ -119,7 +119,7 @@ class Rotary:
 
     def turn(self, x):
         complex_ = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(
-            torch.full((), self.gain).double(), torch.arange(x.shape[-2])[:, None] * self.w
+            torch.full((), self.gain, dtype=torch.float64), torch.arange(x.shape[-2])[:, None] * self.w
         )
         return torch.cat([complex_.real, complex_.imag], dim=-1)
 
@@ -141,7 +141,7 @@ def nope(q, k):
 
 
 def table_of(positions, width):
-    angle = positions.double()[:, None] * 10000.0 ** (-2 * torch.arange(width // 2) / width)
+    angle = positions.double()[:, None] * 10000.0 ** (-2 * torch.arange(width // 2).double() / width)
     return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 

@@ -1,5 +1,6 @@
 """The whole answer: every case, what is off where, and which mistake it looks like."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,11 +61,15 @@ class Verdict:
             lines += [f"While {self.raised}"]
         elif self.right:
             lines += [f"right: off by at most {_number(self.off)} of the largest entry (allowed {self.tolerance:g})"]
-            lines += [] if all(each.gradients or each.case.weight is None for each in self.compared if not each.skipped) else [
-                "gradients were not compared"]  # fmt: skip
+            if self._without_gradients:
+                lines += ["gradients were not compared"]
         else:
             lines += [*places(self.compared), *self._looks()]
         return "\n".join(lines)
+
+    @property
+    def _without_gradients(self) -> bool:
+        return any(not each.gradients and each.case.gradients for each in self.compared if not each.skipped)
 
     def _looks(self) -> list[str]:
         if not self.likely:
@@ -83,10 +88,10 @@ class Verdict:
             "source": self.source,
             "right": self.right,
             "tolerance": self.tolerance,
-            "off": self.off,
+            "off": _finite(self.off),
             "raised": self.raised,
             "mistakes": [
-                {"name": each.mistake.name, "says": each.mistake.says, "left": each.left, "explains_all": each.whole}
+                {"name": each.mistake.name, "says": each.mistake.says, "left": _finite(each.left), "explains_all": each.whole}
                 for each in self.likely
             ],
             "cases": [_record(each) for each in self.compared],
@@ -97,8 +102,14 @@ def _record(each: Compared) -> dict[str, Any]:
     facts = {"case": each.case.name, "heads": each.case.dims.num_heads, "length": each.case.length}
     if each.skipped:
         return facts | {"skipped": each.skipped}
-    return facts | {"kind": each.kind, "right": each.right, "off": each.off, "gradients": dict(each.gradients),
-                    "leak": each.leak}  # fmt: skip
+    gradients = {name: _finite(off) for name, off in each.gradients.items()}
+    measured = {"off": _finite(each.off), "gradients": gradients, "leak": _finite(each.leak)}
+    return facts | {"kind": each.kind, "right": each.right} | measured
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: null is further off than any number."""
+    return value if math.isfinite(value) else None
 
 
 def _table(compared: Sequence[Compared]) -> list[str]:
