@@ -1,5 +1,5 @@
-"""Encodings written from their equations with nothing of dape: the right implementations that `dape verify` must accept,
-of every kind it takes. tests/conformance/test_plain.py compares them with the golden numbers first."""
+"""Encodings written from their equations with nothing of dape: the right implementations that `dape verify` must
+accept, of every kind it takes. tests/conformance/test_plain.py compares them with the golden numbers first."""
 
 import math
 

@@ -52,7 +52,7 @@ def test_a_file_that_was_changed_is_refused(tmp_path):
     path.write_bytes(content[:100])
     files.write_sums(tmp_path / "v")
     files.sums.cache_clear()
-    with pytest.raises(ValueError, match="is damaged|is not a file of vectors"):
+    with pytest.raises(ValueError, match=r"is damaged|is not a file of vectors"):
         files.read("kerple", tmp_path / "v")
 
 

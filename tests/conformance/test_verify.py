@@ -81,7 +81,7 @@ class Made(dape.PositionalEncoding):
 PAIRS = [(name, mistake.name) for name in dape.encodings() for mistake in mistakes_of(name)]
 
 
-@pytest.mark.parametrize("name, mistake", few(24, dict.fromkeys(PAIRS)))
+@pytest.mark.parametrize("name, mistake", few(8, dict.fromkeys(PAIRS)))
 def test_a_mistake_is_found_by_what_it_gives(name, mistake):
     made = next(each for each in mistakes_of(name) if each.name == mistake)
     possible, cases = False, []
@@ -114,7 +114,9 @@ def test_names_of_mistakes_are_their_own():
         assert said.setdefault(each.name, each.says) == each.says
 
 
-@pytest.mark.parametrize("name", ["rope", "yarn", "fire", "sandwich", "transformer-xl", "cope", "dape-kerple", "dape-v2-t5"])
+@pytest.mark.parametrize(
+    "name", ["rope", "yarn", "fire", "sandwich", "transformer-xl", "cope", "dape-kerple", "dape-v2-t5"]
+)
 def test_what_mistakes_are_made_of_is_right_if_nothing_is_changed(name):
     """The parts that mistakes replace are a second implementation: unchanged they give the right logits."""
     from dape.conformance.mistakes import adaptive, biases, rotary
@@ -147,7 +149,9 @@ def test_gradients_alone_are_found():
 def test_where_it_is_off():
     text = str(dape.verify(wrong().KerpleOffByOne, "kerple", cases=["short"]))
     assert "all heads; all lags (off by, at lag 0" in text
-    assert "Lengths: right within the training length, off beyond it." in str(dape.verify(lambda q, k, v: rope(q, k, v), "pi"))
+    assert "Lengths: right within the training length, off beyond it." in str(
+        dape.verify(lambda q, k, v: rope(q, k, v), "pi")
+    )
     heads = dape.verify(lambda num_heads: lambda q_pos, k_pos: of_the_text(q_pos, k_pos, num_heads), "alibi")
     assert "off at 12" in str(heads) and heads.likely[0].mistake.name == "slopes-of-the-text"
 
@@ -171,7 +175,7 @@ def test_whose_error_it_is():
     verdict = dape.verify(wrong().Raises, "kerple")
     assert not verdict and "your code raised AttributeError" in verdict.raised and "wrong.py:" in verdict.raised
     verdict = dape.verify(wrong().GivesNothing, "dape-nope")
-    assert "must give a tensor or an array, and gave NoneType" in verdict.raised
+    assert "your code must give a tensor or an array, and gave nothing" in verdict.raised
     verdict = dape.verify(lambda q, k: q @ k.mT[..., :2], "nope")
     assert "must give the shape [4, 5, 5]" in verdict.raised
 
@@ -191,7 +195,8 @@ def test_options_are_computed_by_the_reference():
     def interleaved(q, k):
         angle = torch.arange(q.shape[-2])[:, None] * 10000.0 ** (-torch.arange(0, q.shape[-1], 2) / q.shape[-1])
         turn = lambda x: torch.view_as_real(  # noqa: E731
-            torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * torch.polar(torch.ones(()).double(), angle.double())
+            torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+            * torch.polar(torch.ones(()).double(), angle.double())
         ).flatten(-2)
         return turn(q) @ turn(k).mT / q.shape[-1] ** 0.5
 

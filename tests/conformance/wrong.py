@@ -4,7 +4,7 @@ what it must say."""
 import math
 
 import torch
-from plain import Dape, DapeKerple, Fire, Kerple, Rotary, T5, lags, nope
+from plain import T5, Dape, DapeKerple, Fire, Kerple, Rotary, lags, nope
 from torch import nn
 
 
@@ -14,7 +14,7 @@ def alibi_of_the_text(q_pos, k_pos, num_heads=12):
 
 
 def alibi_transposed(q, k):
-    heads, length, width = q.shape[-3:]
+    heads, length = q.shape[-3:-1]
     slopes = 2.0 ** (-8 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)
     at = torch.arange(length)
     return nope(q, k) - slopes.view(-1, 1, 1) * lags(at, at).mT.clamp(min=0)

@@ -30,10 +30,13 @@ def described(name: str) -> str:
         facts = about["cases"][case.name]
         options = "".join(f", {key}={value}" for key, value in facts["options"].items())
         lines += [
-            f"  {case.name:6} {facts['says']}: {case.dims.num_heads} heads of {case.dims.head_dim}, {case.length} tokens, "
-            f"trained at {case.dims.train_length}{options}"
+            f"  {case.name:6} {facts['says']}: {case.dims.num_heads} heads of {case.dims.head_dim}, "
+            f"{case.length} tokens, trained at {case.dims.train_length}{options}"
         ]
-    lines += ["", "Parameters: " + (", ".join(f"{n} {list(p.shape)}" for n, p in cases[0].parameters.items()) or "none")]
+    lines += [
+        "",
+        "Parameters: " + (", ".join(f"{n} {list(p.shape)}" for n, p in cases[0].parameters.items()) or "none"),
+    ]
     says = dict.fromkeys(each.says for each in mistakes_of(name))
     return "\n".join([*lines, "", "Known mistakes:", *(f"  - {text}" for text in says)])
 
@@ -52,7 +55,11 @@ def checked() -> Iterator[str]:
     """One line per encoding of the catalogue: how far what the reference gives now is from the file."""
     for name in encodings():
         off = max(difference(a, b) for a, b in zip(files.read(name), make(name), strict=True))
-        yield f"{name}: differs by {off:.1e} of the largest entry" if off > ROUNDING else f"{name}: the same, to {off:.1e}"
+        yield (
+            f"{name}: differs by {off:.1e} of the largest entry"
+            if off > ROUNDING
+            else f"{name}: the same, to {off:.1e}"
+        )
 
 
 def difference(stored: Case, made: Case) -> float:

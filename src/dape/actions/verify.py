@@ -102,7 +102,7 @@ def _cases(
     from dape.positional.names import RANDOMIZED
 
     if encoding.startswith(RANDOMIZED):
-        raise UsageError(f"randomised positions are drawn anew at every call: compare {encoding[len(RANDOMIZED):]!r}")
+        raise UsageError(f"randomised positions are drawn anew at every call: compare {encoding[len(RANDOMIZED) :]!r}")
     try:
         find(encoding)
     except ValueError as error:

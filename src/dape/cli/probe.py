@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from dape.actions.abilities import METHODS as TESTED
+from dape.actions.abilities import OUT as TESTS_OUT
+from dape.actions.abilities import abilities
 from dape.actions.questions import TASKS, QuestionOptions, ask, draw
 from dape.actions.recall import METHODS, recall
 from dape.cli.console import open_console
 from dape.cli.show import show
 from dape.errors import UsageError
 from dape.experiments.executors import Where
+from dape.tasks.abilities.config import AbilityConfig
 from dape.tasks.recall.config import DEPTHS, RecallConfig, Task, doublings, given
 
 if TYPE_CHECKING:
@@ -26,12 +30,18 @@ class Probe:
     With CHECKPOINT, a trained language model is asked about held-out text into which something was written: a pass key,
     or one of several pairs of words. With --train, small models learn to recall pairs of made-up tokens from scratch,
     one for each of --methods, and are then tested on longer contexts; what is finished in --out is not done again.
+
+    --tests trains them on other generated tests instead, each of one ability: last-value, two-token-keys, power-gaps,
+    needle, many-needles, variables, common-word, frequent-words, block-search, counting, copying, addition; or a set:
+    spread (those that tell encodings apart within minutes), ruler, all. docs/probe.md says what each isolates.
     """
 
     checkpoint: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[CHECKPOINT]")] = None
     """A run's folder (its newest checkpoint), or one checkpoint."""
     train: bool = False
     """Train small models on associative recall instead, and test those."""
+    tests: tuple[str, ...] = ()
+    """With --train: generated tests or sets of them, a model for each (into runs/tests unless --out says otherwise)."""
     lengths: tuple[int, ...] = ()
     """Tokens of context; by default the training length and its doublings up to 32 times."""
     depths: tuple[float, ...] = DEPTHS
@@ -83,7 +93,8 @@ class Probe:
 
 FOR_CHECKPOINT = ("tasks", "data", "seed", "json", "figure")
 FOR_TRAINING = ("methods", "out", "seeds", "jobs", "test_pairs", "train_length", "steps", "batch", "lr")
-FOR_TRAINING += ("layers", "width", "heads")
+FOR_TRAINING += ("layers", "width", "heads", "tests")
+FOR_RECALL = ("depths", "pairs", "test_pairs")
 
 
 def run(config: Probe) -> int:
@@ -97,6 +108,9 @@ def run(config: Probe) -> int:
     if config.checkpoint is not None:
         raise UsageError(f"--train makes its own models; leave out {config.checkpoint}, or leave out --train")
     _refuse(config, FOR_CHECKPOINT, "is for a CHECKPOINT; with --train everything goes into --out")
+    if config.tests:
+        _refuse(config, FOR_RECALL, "is for recall, and not for --tests")
+        return _train_on_tests(config)
     return _train(config)
 
 
@@ -134,6 +148,20 @@ def _train(config: Probe) -> int:
     )
     where = {name: getattr(config, name) for name in ("methods", "seeds", "out", "jobs", "threads", "device")}
     return show(recall(settings, executor=config.where.build(config.jobs), **where))
+
+
+def _train_on_tests(config: Probe) -> int:
+    same = ("tests", "train_length", "steps", "batch", "lr", "layers", "width", "heads")
+    settings = AbilityConfig(
+        lengths=tuple(sorted(config.lengths)),
+        **{name: getattr(config, name) for name in same},
+        **given(samples=config.samples),
+    )
+    where = {name: getattr(config, name) for name in ("methods", "seeds", "out", "jobs", "threads", "device")}
+    # Their own defaults, where recall's were not changed.
+    where |= {"methods": TESTED} if config.methods == Probe.methods else {}
+    where |= {"out": TESTS_OUT} if config.out == Probe.out else {}
+    return show(abilities(settings, executor=config.where.build(config.jobs), **where))
 
 
 def _refuse(config: Probe, names: Sequence[str], why: str) -> None:

@@ -99,8 +99,8 @@ def _gradients(found: Tensor, built: Built, leaves: Mapping[str, Tensor | None])
         if built.kind in ("bias", "hooks") and not case.parameters:
             return {}
         raise TheirError(
-            f"differentiating the case {case.name}, its output does not depend on q, k and parameters: a detach, a .data "
-            "or numpy in between? (Functions of numpy: `arrays` numpy, and gradients are not compared)"
+            f"differentiating the case {case.name}, its output does not depend on q, k and parameters: a detach, a "
+            ".data or numpy in between? (Functions of numpy: `arrays` numpy, and gradients are not compared)"
         )
     value = (found * case.weight.to(found.dtype)).sum() if built.gives_weights else loss(found, case)
     value.backward()

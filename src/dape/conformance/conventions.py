@@ -18,10 +18,11 @@ OF_BASE = {
     "learned": "Row p of the table is added to the token at position p.",
     "rope": "Channel pairs are (c, c + d/2), not (2c, 2c + 1); angle p w_c, w_c = 10000^(-2c/d).",
     "pi": "rope at p / s with s = max(1, length / train_length): the same stretch for all tokens.",
-    "yarn": "beta_fast 32, beta_slow 1, s = max(1, length / train_length); q and k are each multiplied by 0.1 ln s + 1.",
+    "yarn": "beta_fast 32, beta_slow 1, s = max(1, length / train_length); q and k are each multiplied by"
+    " 0.1 ln s + 1.",
     "t5": "32 buckets, max distance 128, causal; the bias is multiplied by sqrt(d) as in DAPE's program (T5 has 1).",
-    "alibi": "Slopes of ALiBi's program, which differ from its text unless h is a power of two; true distance, not +m j."
-    " Without mask, past keys count half a step nearer.",
+    "alibi": "Slopes of ALiBi's program, which differ from its text unless h is a power of two; true distance, not"
+    " +m j. Without mask, past keys count half a step nearer.",
     "kerple": "Natural logarithm of 1 + r2 |i-j|; r1 and r2 below 0.01 count as 0.01. Without mask as alibi.",
     "kerple-power": "r1 and r2 below 0.01 count as 0.01, r2 above 2 as 2. Without mask as alibi.",
     "sandwich": "Width 128, frequencies 10000^(-2c/128) from c = 0, minus 64, times h_max / (8 head), heads from 1.",
@@ -32,8 +33,8 @@ OF_BASE = {
 OF_WRAPPER = {
     "dape-": "f reads [A; B], scores first, hidden cells included (it acts on one cell at a time); LeakyReLU of slope"
     " 0.01; mask after f. FIRE inside has LeakyReLU, too.",
-    "dape-v2-": "f is two convolutions 1 x 3 along the keys (cross-correlation, as torch), zero padding; hidden cells are"
-    " set to 0 before each of them.",
+    "dape-v2-": "f is two convolutions 1 x 3 along the keys (cross-correlation, as torch), zero padding; hidden cells"
+    " are set to 0 before each of them.",
 }
 
 

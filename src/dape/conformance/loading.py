@@ -19,7 +19,9 @@ class TheirError(Exception):
 def load(target: str) -> Any:
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name:
-        raise UsageError(f"`target` {target!r} is not MODULE:NAME, such as my_package.kerple:Kerple or kerple.py:Kerple")
+        raise UsageError(
+            f"`target` {target!r} is not MODULE:NAME, such as my_package.kerple:Kerple or kerple.py:Kerple"
+        )
     found: Any = _module(where)
     for part in name.split("."):
         if not hasattr(found, part):

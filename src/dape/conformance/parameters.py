@@ -1,7 +1,7 @@
 """The parameters of a case in somebody's module or function, and their gradients on the way back.
 
-By name, as in the state dict of the reference, or by a mapping ``{theirs: ours}``; ``ours.T`` transposes, ``-`` leaves a
-parameter as it is. A parameter may have another shape if the numbers are as many, ``[h, 1, 1]`` for ``[h]``."""
+By name, as in the state dict of the reference, or by a mapping ``{theirs: ours}``; ``ours.T`` transposes, ``-`` leaves
+a parameter as it is. A parameter may have another shape if the numbers are as many, ``[h, 1, 1]`` for ``[h]``."""
 
 import functools
 import inspect
@@ -53,8 +53,8 @@ def _paired(
     if left or extra:
         raise UsageError(
             f"parameters do not match by name. The vectors have {_listed(values) or 'none'}; the implementation has "
-            f"{_listed(shapes) or ', '.join(own) or 'none'}. Say by `names` which is which, THEIRS=OURS (or THEIRS=- for one that stays as it is)"
-            + (f", as in {extra[0]}={left[0]}" if left and extra else "")
+            f"{_listed(shapes) or ', '.join(own) or 'none'}. Say by `names` which is which, THEIRS=OURS "
+            "(or THEIRS=- for one that stays as it is)" + (f", as in {extra[0]}={left[0]}" if left and extra else "")
         )
     return taken
 

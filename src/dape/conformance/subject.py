@@ -2,13 +2,11 @@
 
 A kind says what a callable takes and gives (``[h, q, k]`` may have a batch axis of 1 in front):
 
-hooks       an object with ``bias(q_pos, k_pos)``, or with ``rotate``, ``logits`` or ``embed`` as dape.PositionalEncoding
-bias        ``(q_pos, k_pos) -> B [h, q, k]``
-logits      ``(q, k) -> logits [1, h, t, t]``          q, k: ``[1, h, t, d]``
-scores      ``(A) -> logits [1, h, t, t]``             A: scaled scores
-attention   ``(q, k, v) -> output [1, h, t, e]``       v is the identity matrix, so that the output is the softmax
-embed       ``(x, positions) -> x'`` or ``(positions) -> E``
-"""
+hooks       an object with ``bias(q_pos, k_pos)``, or with ``rotate``, ``logits`` or ``embed`` as
+dape.PositionalEncoding bias        ``(q_pos, k_pos) -> B [h, q, k]`` logits      ``(q, k) -> logits [1, h, t, t]``
+q, k: ``[1, h, t, d]`` scores      ``(A) -> logits [1, h, t, t]``             A: scaled scores attention   ``(q, k, v)
+-> output [1, h, t, e]``       v is the identity matrix, so that the output is the softmax embed       ``(x, positions)
+-> x'`` or ``(positions) -> E``"""
 
 import inspect
 import re
@@ -175,15 +173,20 @@ class Built:
         return self._shaped(found, (heads, length, length))[:, self.case.q_pos]
 
     def _shaped(self, found: Any, shape: tuple[int, ...]) -> Tensor:
+        if found is None:
+            raise self._result("a tensor or an array", "nothing")
         if not isinstance(found, Tensor):
             try:
                 found = torch.from_numpy(np.array(found, dtype=np.float64))
             except (TypeError, ValueError):
-                raise TypeError(f"it must give a tensor or an array, and gave {type(found).__name__}") from None
+                raise self._result("a tensor or an array", type(found).__name__) from None
         kept = found.squeeze(0) if found.dim() == len(shape) + 1 and found.shape[0] == 1 else found
         if tuple(kept.shape) != tuple(shape):
-            raise TypeError(f"it must give the shape {list(shape)} for this case, and gave {list(found.shape)}")
+            raise self._result(f"the shape {list(shape)}", str(list(found.shape)))
         return kept
+
+    def _result(self, wanted: str, given: str) -> TheirError:
+        return TheirError(f"computing the case {self.case.name}, your code must give {wanted}, and gave {given}")
 
 
 class theirs:
@@ -224,8 +227,8 @@ def kind_of(instance: Any) -> Kind:
     if len(needed) <= 1 and _SCORES.fullmatch(first[0]):
         return "scores"
     raise UsageError(
-        f"`target`: what it takes cannot be told from its arguments {signature}. Say it by `kind`: bias (q_pos, k_pos), "
-        "logits (q, k), scores (A), attention (q, k, v) or embed (x, positions)"
+        f"`target`: what it takes cannot be told from its arguments {signature}. Say it by `kind`: bias (q_pos, "
+        "k_pos), logits (q, k), scores (A), attention (q, k, v) or embed (x, positions)"
     )
 
 

@@ -28,7 +28,7 @@ class Likely:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What :func:`dape.verify` has found. ``print(verdict)`` says it in words; ``bool(verdict)`` is ``verdict.right``."""
+    """What :func:`dape.verify` has found. ``print`` says it in words; as a condition it is ``right``."""
 
     target: str
     encoding: str
@@ -91,7 +91,12 @@ class Verdict:
             "off": _finite(self.off),
             "raised": self.raised,
             "mistakes": [
-                {"name": each.mistake.name, "says": each.mistake.says, "left": _finite(each.left), "explains_all": each.whole}
+                {
+                    "name": each.mistake.name,
+                    "says": each.mistake.says,
+                    "left": _finite(each.left),
+                    "explains_all": each.whole,
+                }
                 for each in self.likely
             ],
             "cases": [_record(each) for each in self.compared],
@@ -175,4 +180,6 @@ def _distance(found: Tensor, wrong: Tensor, each: Compared) -> float:
     """Relative to each entry where a mistake makes entries huge; NaN is as good as NaN."""
     same = (found == wrong) | (found.isnan() & wrong.isnan())
     scale = wrong.abs().clamp(min=each.scale) if each.hidden is not None else each.scale
-    return torch.where(same, 0.0, (found - wrong).abs() / scale).nan_to_num(nan=torch.inf, posinf=torch.inf).max().item()
+    return (
+        torch.where(same, 0.0, (found - wrong).abs() / scale).nan_to_num(nan=torch.inf, posinf=torch.inf).max().item()
+    )

@@ -54,8 +54,7 @@ def _heads_and_lags(each: Compared) -> str:
     lags = sorted(set(case.lag[cells].tolist()))
     seen = sorted(set(case.lag[case.visible].tolist()))
     return (
-        f"{case.name}: {_of('head', heads, range(case.dims.num_heads))}; {_of('lag', lags, seen)}"
-        f"{_growth(each, lags)}"
+        f"{case.name}: {_of('head', heads, range(case.dims.num_heads))}; {_of('lag', lags, seen)}{_growth(each, lags)}"
     )
 
 
@@ -75,7 +74,9 @@ def _of(what: str, some: Sequence[int], every: Iterable[int]) -> str:
 
 def _growth(each: Compared, lags: Sequence[int]) -> str:
     """How the difference changes with the lag, at a few of them."""
-    chosen = lags if len(lags) <= SHOWN_LAGS else [lags[n * (len(lags) - 1) // (SHOWN_LAGS - 1)] for n in range(SHOWN_LAGS)]
+    chosen = (
+        lags if len(lags) <= SHOWN_LAGS else [lags[n * (len(lags) - 1) // (SHOWN_LAGS - 1)] for n in range(SHOWN_LAGS)]
+    )
     by_lag = [f"{lag}: {_largest(each.error, each.case.lag == lag):.1e}" for lag in chosen]
     return f" (off by, at lag {', '.join(by_lag)})" if len(chosen) > 1 else ""
 
@@ -87,7 +88,9 @@ def _largest(error: Tensor, cells: Tensor) -> float:
 def _others(each: Compared) -> list[str]:
     lines = []
     if each.hidden is not None:
-        lines += [f"{each.case.name}: hidden cells hold values that no mask leaves (NaN, or above 1000): they would win"]
+        lines += [
+            f"{each.case.name}: hidden cells hold values that no mask leaves (NaN, or above 1000): they would win"
+        ]
     if each.leaks:
         lines += [f"{each.case.name}: changing the last key moves earlier rows by {each.leak:.1e}: the future leaks in"]
     if each.off <= each.tolerance and each.wrong_gradients:

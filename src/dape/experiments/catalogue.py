@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 JOBS: dict[str, str] = {
     "language-model": "dape.experiments.language:LanguageModelJob",
     "chomsky": "dape.experiments.chomsky:ChomskyJob",
+    "ability": "dape.experiments.abilities:AbilityJob",
     "recall": "dape.experiments.recall:RecallJob",
     "adapter": "dape.experiments.adapters.job:AdapterJob",
 }

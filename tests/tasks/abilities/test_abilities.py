@@ -1,5 +1,7 @@
 """Every generated test against a solver that reads tokens alone, written from the file's docstring."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -29,7 +31,7 @@ def two_token_keys(tokens):
 
 def power_gaps(tokens):
     value, found = {}, []
-    for token, after in zip(tokens, tokens[1:], strict=False):
+    for token, after in pairwise(tokens):
         if 16 <= token < 32:
             value[token - 16] = after
         elif 32 <= token < 48:

@@ -1,4 +1,5 @@
-"""Known mistakes, each as what it would give in place of the right logits. One function each, in the file of its family.
+"""Known mistakes, each as what it would give in place of the right logits. One function each, in the file of its
+family.
 
 A mistake that explains what an implementation gives, to rounding, is named in the verdict."""
 

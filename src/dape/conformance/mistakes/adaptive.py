@@ -25,7 +25,7 @@ def _bias(s: Setting) -> Tensor | None:
     return None if bias is None else bias.expand_as(s.scores)
 
 
-def _f(s: Setting, *inputs: Tensor, activation=None) -> Tensor:  # noqa: ANN001
+def _f(s: Setting, *inputs: Tensor, activation=None) -> Tensor:
     assert isinstance(s.pe, Dape)
     hidden = across_heads(s.pe.f.first, *inputs)
     hidden = nn.functional.leaky_relu(hidden, LEAKY_SLOPE) if activation is None else activation(hidden)
@@ -89,7 +89,7 @@ def residual_twice(s: Setting) -> Tensor:
     return s.right() + sum(_read(s), torch.zeros_like(s.scores)).squeeze(0)
 
 
-def _masked_before(fill: float):  # noqa: ANN202
+def _masked_before(fill: float):
     def masked_before_f(s: Setting) -> Tensor | None:
         hidden = ~s.case.visible
         if not hidden.any():
@@ -110,7 +110,9 @@ for _fill in (-1e4, -1e9, torch.finfo(torch.float32).min, torch.finfo(torch.floa
 # DAPE-v2 -------------------------------------------------------------------------------------------------------------
 
 
-def _convolved(s: Setting, x: Tensor, *, mask_first: bool = True, mask_between: bool = True, flip: bool = False) -> Tensor:
+def _convolved(
+    s: Setting, x: Tensor, *, mask_first: bool = True, mask_between: bool = True, flip: bool = False
+) -> Tensor:
     assert isinstance(s.pe, DapeV2)
     shown = s.case.visible.double()
 
@@ -133,8 +135,8 @@ def convolutions_see_the_future(s: Setting) -> Tensor:
     return _v2(s, mask_first=False, mask_between=False)
 
 
-@mistake("dape-v2-", says="hidden cells are not set to 0 between the convolutions, as in the authors' program: rows then "
-         "depend on the keys that follow. Compare with the option mask_hidden=false if you mean that")  # fmt: skip
+@mistake("dape-v2-", says="hidden cells are not set to 0 between the convolutions, as in the authors' program: rows "
+         "then depend on the keys that follow. Compare with the option mask_hidden=false if you mean that")  # fmt: skip
 def no_mask_between(s: Setting) -> Tensor:
     return _v2(s, mask_between=False)
 
@@ -147,7 +149,9 @@ def kernels_flipped(s: Setting) -> Tensor:
 # CoPE ----------------------------------------------------------------------------------------------------------------
 
 
-def _cope(s: Setting, position: Tensor, *, table: Tensor | None = None, scale: float = 1.0, whole: bool = False) -> Tensor:
+def _cope(
+    s: Setting, position: Tensor, *, table: Tensor | None = None, scale: float = 1.0, whole: bool = False
+) -> Tensor:
     assert isinstance(s.base, Cope)
     position = position.clamp(0, s.base.table.shape[1] - 1)
     low, weight = position.floor(), position - position.floor()

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -39,24 +40,24 @@ class Setting:
     case: Case
     pe: PositionalEncoding
 
-    @property
+    @cached_property
     def base(self) -> PositionalEncoding:
         return self.pe.base if isinstance(self.pe, DapeWrapper) else self.pe
 
-    @property
+    @cached_property
     def turned(self) -> tuple[Tensor, Tensor]:
         """q and k with a batch axis, rotated as they should be."""
         return self.pe.rotate(*self.raw, self.case.grid)
 
-    @property
+    @cached_property
     def raw(self) -> tuple[Tensor, Tensor]:
         return content(self.case, self.case.q, self.case.k)
 
-    @property
+    @cached_property
     def scores(self) -> Float[Tensor, "1 h q k"]:
         return scaled_scores(*self.turned)
 
-    @property
+    @cached_property
     def root(self) -> float:
         return self.case.dims.head_dim**0.5
 

@@ -29,14 +29,17 @@ def _with_slopes(s: Setting, slopes: Tensor) -> Tensor:
     return s.of_bias(-per_head(slopes) * distance(s))
 
 
-@mistake("alibi", says="slopes 2^(-8n/h) for a number of heads that is no power of two, the rule of ALiBi's text; its "
-         "program (and DAPE's) takes those of the next smaller power and every second one of the next larger")  # fmt: skip
+@mistake("alibi", says="slopes 2^(-8n/h) for a number of heads that is no power of two, the rule of ALiBi's text; "
+         "its program (and DAPE's) takes those of the next smaller power and every second one of the next "
+         "larger")  # fmt: skip
 def slopes_of_the_text(s: Setting) -> Tensor:
     heads = torch.arange(1, s.case.dims.num_heads + 1, dtype=torch.float64)
     return _with_slopes(s, torch.exp2(-8 * heads / s.case.dims.num_heads))
 
 
-@mistake("alibi", says="the first h slopes of the next larger power of two, without the rule for other numbers of heads")
+@mistake(
+    "alibi", says="the first h slopes of the next larger power of two, without the rule for other numbers of heads"
+)
 def slopes_cut_off(s: Setting) -> Tensor:
     larger = 1 << (s.case.dims.num_heads - 1).bit_length()
     return _with_slopes(s, alibi_slopes(larger, dtype=torch.float64)[: s.case.dims.num_heads])
@@ -71,13 +74,15 @@ def symmetric_sides(s: Setting) -> Tensor:
 # Kerple --------------------------------------------------------------------------------------------------------------
 
 
-def _kerple(s: Setting, change) -> Tensor:  # noqa: ANN001
+def _kerple(s: Setting, change) -> Tensor:
     assert isinstance(s.base, Kerple)
     r1, r2 = (per_head(change(p)) for p in (s.base.r1, s.base.r2))
     return s.of_bias(s.base.kernel(distance(s), r1, r2))
 
 
-@mistake("kerple", "kerple-power", says="r1 and r2 are not kept at 0.01 or more: values out of range are used as they are")
+@mistake(
+    "kerple", "kerple-power", says="r1 and r2 are not kept at 0.01 or more: values out of range are used as they are"
+)
 def parameters_not_clamped(s: Setting) -> Tensor:
     return _kerple(s, lambda p: p)
 
@@ -156,7 +161,7 @@ def linear_buckets(s: Setting) -> Tensor:
 # Sandwich ------------------------------------------------------------------------------------------------------------
 
 
-def _sandwich(s: Setting, summed, *, shift: float = 64.0, first_head: int = 1) -> Tensor:  # noqa: ANN001
+def _sandwich(s: Setting, summed, *, shift: float = 64.0, first_head: int = 1) -> Tensor:
     assert isinstance(s.base, Sandwich)
     heads = s.case.dims.num_heads
     head = torch.arange(first_head, heads + first_head, dtype=torch.float64)

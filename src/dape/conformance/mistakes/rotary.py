@@ -45,8 +45,8 @@ def _gain(s: Setting) -> float:
     return float(0.1 * torch.tensor(_stretch(s), dtype=torch.float64).log() + 1)
 
 
-@mistake("rotate", says="pairs are neighbouring channels (2c, 2c+1), the interleaved layout; the default is (c, c + d/2). "
-         "Compare with the option interleaved=true if you mean that")  # fmt: skip
+@mistake("rotate", says="pairs are neighbouring channels (2c, 2c+1), the interleaved layout; the default is "
+         "(c, c + d/2). Compare with the option interleaved=true if you mean that")  # fmt: skip
 def interleaved_pairs(s: Setting) -> Tensor:
     return _turned(s, interleaved=True)
 

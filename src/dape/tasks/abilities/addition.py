@@ -2,10 +2,9 @@
 
     3 9 1 + 2 4 0 = 5 3 2        (193 + 42 = 235)
 
-Digits 0 to 9, + is 10, = is 11, and 12 fills what is left over in front. All digits of the sum are scored; what it carries
-beyond its last digit is dropped, so that all numbers are equally long. A digit needs the two of its own place, n + 1 and
-2n + 2 tokens back, and the carry.
-"""
+Digits 0 to 9, + is 10, = is 11, and 12 fills what is left over in front. All digits of the sum are scored; what it
+carries beyond its last digit is dropped, so that all numbers are equally long. A digit needs the two of its own place,
+n + 1 and 2n + 2 tokens back, and the carry."""
 
 import numpy as np
 

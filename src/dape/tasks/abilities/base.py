@@ -1,8 +1,8 @@
 """What a test is: sequences of made-up tokens, some of which follow from those before them and are scored.
 
 Everything is a function of the generator, the number of sequences and their length, so that every model is trained and
-tested on the same. Sequences have ``length + 1`` tokens: a model reads all but the last, and predicts all but the first.
-"""
+tested on the same. Sequences have ``length + 1`` tokens: a model reads all but the last, and predicts all but the
+first."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Ability(ABC):
         """``size`` sequences of ``length + 1`` tokens, with equally many answers each."""
 
 
-def one_by_one(size: int, draw_one) -> Examples:  # noqa: ANN001
+def one_by_one(size: int, draw_one) -> Examples:
     """Sequences drawn one after the other: ``draw_one()`` gives tokens and where the answers stand."""
     drawn = [draw_one() for _ in range(size)]
     return Examples(np.stack([tokens for tokens, _ in drawn]), np.stack([scored for _, scored in drawn]))

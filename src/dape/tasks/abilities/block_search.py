@@ -2,9 +2,9 @@
 
     @3 a b c d @7 e f g h @1 i j k l    @7 #2 f
 
-Blocks of four tokens, each after its label of two tokens; the question is a label and a number from 1 to 4. Contents 0 to 31,
-the mark 32, labels 33 to 64, numbers 65 to 68. It finds by content where a block begins and by position what follows it.
-"""
+Blocks of four tokens, each after its label of two tokens; the question is a label and a number from 1 to 4. Contents 0
+to 31, the mark 32, labels 33 to 64, numbers 65 to 68. It finds by content where a block begins and by position what
+follows it."""
 
 import numpy as np
 

@@ -2,9 +2,8 @@
 
     a d a c b # a d a c b
 
-Symbols 0 to 7, so that each occurs often and no symbol says where it stood; the mark 8. All of the copy is scored. A model
-needs the place, n + 1 tokens back, at an n that it has not seen.
-"""
+Symbols 0 to 7, so that each occurs often and no symbol says where it stood; the mark 8. All of the copy is scored. A
+model needs the place, n + 1 tokens back, at an n that it has not seen."""
 
 import numpy as np
 

@@ -2,9 +2,8 @@
 
     . a . . b a . . c . a .    ?a 3
 
-Symbols a to h (0 to 7) occur up to nine times each, at all lengths; noise 8 to 23 fills the rest; questions 24 to 31, counts
-32 to 41. The number of occurrences stays the same while the context grows, so only their distances change.
-"""
+Symbols a to h (0 to 7) occur up to nine times each, at all lengths; noise 8 to 23 fills the rest; questions 24 to 31,
+counts 32 to 41. The number of occurrences stays the same while the context grows, so only their distances change."""
 
 import numpy as np
 

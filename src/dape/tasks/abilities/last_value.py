@@ -4,8 +4,8 @@
     ------------- context -------------    - questions -
 
 Few keys are written often and some rarely, so that the last value of a key may be old. Noise 0 to 15, keys 16 to 31,
-values 32 to 63. Old values of the same key are the distractors: what is written must be forgotten when it is overwritten.
-"""
+values 32 to 63. Old values of the same key are the distractors: what is written must be forgotten when it is
+overwritten."""
 
 import numpy as np
 

@@ -3,10 +3,9 @@
     single:   . . . . # n7 a b c . . . . . . .    # n7 a b c
     many:     # n2 d e f # n7 a b c # n4 g h i    # n7 a b c
 
-``Needle``: one needle in noise. ``ManyNeedles``: the haystack is needles, names of two tokens, one of which is asked for.
-Noise 0 to 15, the mark 16, names 17 to 48, contents 49 to 80. The first finds anything that is marked; the second must
-select one among as many as there is room for.
-"""
+``Needle``: one needle in noise. ``ManyNeedles``: the haystack is needles, names of two tokens, one of which is asked
+for. Noise 0 to 15, the mark 16, names 17 to 48, contents 49 to 80. The first finds anything that is marked; the second
+must select one among as many as there is room for."""
 
 import numpy as np
 

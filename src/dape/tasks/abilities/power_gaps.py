@@ -1,10 +1,11 @@
-"""Gaps by a power law: questions all along the sequence, about pairs that stand 2, 4, 8, ... tokens back, equally often.
+"""Gaps by a power law: questions all along the sequence, about pairs that stand 2, 4, 8, ... tokens back, equally
+often.
 
     . . k2 v5 . . ?2 v5 k7 v1 . . . . ?7 v1 . . ?2 v5
 
 A question is a key in another spelling; its answer is the last value written for it. Noise 0 to 15, keys 16 to 31,
-questions 32 to 47, values 48 to 79. Every scale of distance is asked for, so a bias that fits one of them is not enough.
-"""
+questions 32 to 47, values 48 to 79. Every scale of distance is asked for, so a bias that fits one of them is not
+enough."""
 
 import numpy as np
 
@@ -42,13 +43,13 @@ class PowerGaps(Ability):
         return tokens, np.array(scored)
 
     @staticmethod
-    def _state(generator, tokens, begin, slot, written) -> None:  # noqa: ANN001
+    def _state(generator, tokens, begin, slot, written) -> None:
         key, value = int(generator.integers(KEYS)), int(generator.integers(VALUES))
         tokens[begin + 2 * slot : begin + 2 * slot + 2] = KEY + key, VALUE + value
         written[key] = (slot, value)
 
     @staticmethod
-    def _ask(generator, tokens, begin, slot, written) -> int:  # noqa: ANN001
+    def _ask(generator, tokens, begin, slot, written) -> int:
         """The key whose statement is nearest to a gap that is drawn by its logarithm."""
         gap = np.exp(generator.uniform(0, np.log(slot + 1)))
         key = min(written, key=lambda key: abs(np.log((slot - written[key][0]) / gap)))

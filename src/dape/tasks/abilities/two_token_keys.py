@@ -3,9 +3,8 @@
     . a1 b4 v2 . a1 b2 v5 . . a3 b4 v7 .    a1 b2 v5
     -------------- context -------------    question
 
-Noise 0 to 15, first tokens of keys 16 to 23, second ones 24 to 31, values 32 to 63. Each first and second token occurs in
-several keys: attention must put two neighbouring tokens together before it looks for them.
-"""
+Noise 0 to 15, first tokens of keys 16 to 23, second ones 24 to 31, values 32 to 63. Each first and second token occurs
+in several keys: attention must put two neighbouring tokens together before it looks for them."""
 
 import numpy as np
 

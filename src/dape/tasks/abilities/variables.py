@@ -2,10 +2,9 @@
 
     . x3=9 . . x5=x3 . x1=4 . . x2=x5 . x7=x1 .    x2 9
 
-written as three tokens each: a mark, the variable, and a value or the variable before it. Two chains of three variables are
-mixed among noise; the question is the last variable of one. Noise 0 to 15, the mark 16, variables 17 to 40, values 41 to
-72. It takes one lookup per link, each from where the one before has led.
-"""
+written as three tokens each: a mark, the variable, and a value or the variable before it. Two chains of three variables
+are mixed among noise; the question is the last variable of one. Noise 0 to 15, the mark 16, variables 17 to 40, values
+41 to 72. It takes one lookup per link, each from where the one before has led."""
 
 import numpy as np
 

@@ -3,10 +3,9 @@
     common:     w4 w9 w4 w2 w4 w9 w4 ...      ? w4
     frequent:   w1 w7 w1 . w3 w1 w7 ...       ? w1 w7 w3
 
-``CommonWord``: one word is three times as frequent as each of the others. ``FrequentWords``: frequencies fall by Zipf's law
-and a part of the tokens is noise; the three most frequent words in their order. Words 0 to 31, noise 32 to 47, the question
-48. Nothing is looked up: the whole context is summed, however long it is.
-"""
+``CommonWord``: one word is three times as frequent as each of the others. ``FrequentWords``: frequencies fall by Zipf's
+law and a part of the tokens is noise; the three most frequent words in their order. Words 0 to 31, noise 32 to 47, the
+question 48. Nothing is looked up: the whole context is summed, however long it is."""
 
 import numpy as np
 

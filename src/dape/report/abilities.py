@@ -1,0 +1,31 @@
+"""Tables of the generated tests: a table per test, with what it isolates and how much was trained."""
+
+from collections.abc import Sequence
+
+from dape.report.tables import markdown_table
+from dape.results.records import Row
+from dape.tasks.abilities.catalogue import ABILITIES
+
+LEARNED = 0.9
+"""Accuracy at the training length below which longer lengths say nothing about positions."""
+
+
+def tests_markdown(rows: Sequence[Row]) -> str:
+    parts = []
+    for test in dict.fromkeys(row.protocol for row in rows):
+        own = [row for row in rows if row.protocol == test]
+        seen = sorted({int(row.extra.get("train_tokens", 0)) for row in own})
+        trained = " or ".join(f"{tokens:,}" for tokens in seen)
+        isolates = ABILITIES[test].isolates if test in ABILITIES else ""
+        parts.append(f"**{test}**, {isolates}; trained on {trained} tokens\n\n{markdown_table(own, metric='accuracy')}")
+    return "\n".join(parts)
+
+
+def not_learned(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each run that does not solve its test even at the training length."""
+    return [
+        f"{row.run} has not learned the test: {100 * row.value:.0f}% at length {row.length}. What it does at greater "
+        "lengths says nothing about its encoding; train with more steps"
+        for row in rows
+        if row.length == row.train_length and row.value < LEARNED
+    ]

@@ -1,0 +1,27 @@
+"""Train a small model on one generated test."""
+
+from pathlib import Path
+
+import torch
+
+from dape.models.decoder import DecoderLM
+from dape.tasks.abilities.config import AbilityConfig
+from dape.tasks.abilities.task import AbilityTask, new_model
+from dape.training.config import TrainConfig
+from dape.training.trainer import Trainer
+
+
+class AbilityTrainer(Trainer):
+    """One run, in its folder. Building it creates the model, or restores it from the last checkpoint."""
+
+    model: DecoderLM
+    task: AbilityTask
+
+    def __init__(
+        self, folder: Path, config: AbilityConfig, *, test: str, method: str, seed: int, device: torch.device
+    ) -> None:
+        train = TrainConfig(
+            steps=config.steps, batch=config.batch, lr=config.lr, warmup_share=0.05, seed=seed, save_every=200, keep=1
+        )
+        model = new_model(config, test, method, seed).to(device)
+        super().__init__(model, AbilityTask(config, test, seed=seed), train, folder, described=model.config)
