@@ -310,7 +310,7 @@ def test_a_broken_task(capsys):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("ours", "nothing to measure: give --choices FILE, --text TEXT or --tasks NAME"),
+        ("ours", "nothing to measure: give --choices FILE, --tests NAME, --text TEXT or --tasks NAME"),
         ("ours --choices none.jsonl", "--choices none.jsonl: No such file"),
         ("ours --text none.txt", "none.txt"),
         (f"ours --text {TEXT} --lengths 4", "length 4 is shorter than the 256 tokens to score"),

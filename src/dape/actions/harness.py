@@ -35,6 +35,12 @@ class HarnessOptions:
     """Folder of the model, as `dape export` or save_pretrained writes it."""
     choices: tuple[Path, ...] = ()
     """Files of multiple-choice questions, one JSON object with question, choices and answer (from 0) per line."""
+    tests: tuple[str, ...] = ()
+    """Generated tests by name, or a set: spread, ruler, all (docs/probe.md); questions in words of three letters."""
+    symbols: tuple[int, ...] = (64,)
+    """Of `tests`: words of a question; the tokens of a word depend on the tokenizer."""
+    samples: int = 100
+    """Of `tests`: questions of each test at each number of words."""
     text: tuple[str, ...] = ()
     """Texts to measure perplexity on (their held-out part), as for `dape eval --data`."""
     tasks: tuple[str, ...] = ()
@@ -72,6 +78,10 @@ def harness(options: HarnessOptions) -> "list[Row]":
     from dape.hf.harness.questions import read_questions
 
     questions = [read_questions(path) for path in options.choices]  # before anything slow
+    if options.tests:
+        from dape.hf.harness.generated import generated_questions
+
+        questions += generated_questions(options.tests, options.symbols, options.samples)
     device = use_device(options.device)
     set_threads(options.threads)
     return _measure(options, questions, device)
@@ -82,13 +92,13 @@ def _check(options: HarnessOptions) -> None:
         raise UsageError("dape harness needs lm-evaluation-harness: pip install 'dape[harness]'")
     check_transformers("dape harness")
     model_type(options.model)
-    if not (options.choices or options.text or options.tasks):
-        raise UsageError("nothing to measure: give `choices` FILE, `text` TEXT or `tasks` NAME")
+    if not (options.choices or options.tests or options.text or options.tasks):
+        raise UsageError("nothing to measure: give `choices` FILE, `tests` NAME, `text` TEXT or `tasks` NAME")
     if options.rolling and not options.text:
         raise UsageError("`rolling` measures a text: give `text` too")
     if options.include is not None and not options.include.is_dir():
         raise UsageError(f"`include` {options.include}: is not a folder")
-    check_counts(**{name: getattr(options, name) for name in ("last_k", "windows", "limit", "batch")})
+    check_counts(**{name: getattr(options, name) for name in ("last_k", "windows", "limit", "batch", "samples")})
     if options.lengths and min(options.lengths) < 1:
         raise UsageError(f"`lengths` must be positive, got {min(options.lengths)}")
     if options.out is not None:

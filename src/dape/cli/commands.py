@@ -233,6 +233,8 @@ COMMANDS = [
             "runs/dape-kerple-64-seed0 --lengths 256 1024 --tasks passkey": "a pass key in held-out text",
             "--train": "small models that learn to recall pairs, tested up to 32 times their training length",
             "--train --methods rope dape-alibi --seeds 3 --out runs/recall": "other encodings, several seeds",
+            "--train --tests spread": "four generated tests, each of one ability, five encodings",
+            "--train --tests ruler --lengths 64 512 8192 --methods kerple dape-kerple": "a small RULER",
         },
     ),
     Command(
@@ -262,6 +264,7 @@ COMMANDS = [
         harness.run,
         examples={
             "model --choices questions.jsonl": "accuracy on multiple-choice questions of your own",
+            "model --tests ruler --symbols 64 256 --lengths 2048": "generated questions: needles, variables, words",
             "model --text book.txt --lengths 512 2048 --last-k 256": "the last 256 tokens, as in `dape eval`",
             "llama-folder --adapter runs/longer/adapter --text book.txt --lengths 4096": "a model with its adapter",
             "model --include my-tasks --tasks my_task --lengths 2048 --out runs/harness": "tasks in lm-eval's YAML",

@@ -6,6 +6,7 @@ OUT/tests.yaml                  the settings all runs share
     table.md
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ class AbilityJob(Job):
             value=float(right.mean()),
             scored_tokens=right.size,
             protocol=self.test,
-            data_hash=sha256_of(examples.tokens.astype("<i8").tobytes()),
+            data_hash=sha256_of(json.dumps(["abilities", 1, self.test, self.config.samples])),
             windows=self.config.samples,
             step=learned.step,
             tokenizer=f"symbols:{learned.task.ability.vocabulary}",

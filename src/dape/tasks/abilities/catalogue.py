@@ -42,7 +42,8 @@ _LINES = [
 
 ABILITIES: dict[str, Entry] = {entry.name: entry for entry in _LINES}
 RULER = ("needle", "many-needles", "variables", "common-word", "frequent-words")
-SETS = {"ruler": RULER, "all": tuple(ABILITIES)}
+SPREAD = ("last-value", "power-gaps", "block-search", "copying")
+SETS = {"spread": SPREAD, "ruler": RULER, "all": tuple(ABILITIES)}
 """Names of several tests."""
 
 
