@@ -22,7 +22,12 @@ home = Path(dape.__file__).resolve().parent
 assert "build/wheel" in home.as_posix(), f"{home} is not the wheel"
 missing = [
     name
-    for name in ("py.typed", "ops/attention/fused/kernel.cpp", "results/paper/tables/A3.csv")
+    for name in (
+        "py.typed",
+        "ops/attention/fused/kernel.cpp",
+        "results/paper/tables/A3.csv",
+        "conformance/vectors/SHA256SUMS",
+    )
     if not (home / name).is_file()
 ]
 assert not missing, f"the wheel lacks {missing}"
