@@ -2,6 +2,7 @@
 accept, of every kind it takes. tests/conformance/test_plain.py compares them with the golden numbers first."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -208,7 +209,8 @@ class Dape(nn.Module):
         at = torch.arange(scores.shape[-1])
         if self.base is None:
             return scores + self.f(scores)
-        bias = getattr(self.base, "bias", self.base)(at, at, causal).expand_as(scores).to(scores.dtype)
+        bias_of: Any = getattr(self.base, "bias", self.base)
+        bias = bias_of(at, at, causal).expand_as(scores).to(scores.dtype)
         return scores + bias + self.f(torch.cat([scores, bias], 1))
 
 

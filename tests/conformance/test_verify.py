@@ -173,11 +173,13 @@ def test_attention_without_a_mask_leaks():
 
 def test_whose_error_it_is():
     verdict = dape.verify(wrong().Raises, "kerple")
-    assert not verdict and "your code raised AttributeError" in verdict.raised and "wrong.py:" in verdict.raised
+    assert (
+        not verdict and "your code raised AttributeError" in str(verdict.raised) and "wrong.py:" in str(verdict.raised)
+    )
     verdict = dape.verify(wrong().GivesNothing, "dape-nope")
-    assert "your code must give a tensor or an array, and gave nothing" in verdict.raised
+    assert "your code must give a tensor or an array, and gave nothing" in str(verdict.raised)
     verdict = dape.verify(lambda q, k: q @ k.mT[..., :2], "nope")
-    assert "must give the shape [4, 5, 5]" in verdict.raised
+    assert "must give the shape [4, 5, 5]" in str(verdict.raised)
 
 
 def test_arrays_of_numpy():

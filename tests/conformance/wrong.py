@@ -1,6 +1,8 @@
 """Implementations with mistakes that have been made: what `dape verify` must find. By name, the encoding and a word of
 what it must say."""
 
+# pyright: reportIncompatibleMethodOverride=false
+
 import math
 
 import torch

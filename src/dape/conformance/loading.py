@@ -40,8 +40,8 @@ def _module(where: str) -> ModuleType:
     try:
         return _from_file(path) if path.suffix == ".py" else importlib.import_module(where)
     except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name is not None
-        if missing and (where == error.name or where.startswith(f"{error.name}.")):
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and (where == missing or where.startswith(f"{missing}.")):
             raise UsageError(
                 f"`target`: no module {where!r} in {os.getcwd()} or among the installed packages; a file works, too: "
                 "path/to/file.py:Name"

@@ -119,7 +119,8 @@ def _case(name: str, case_name: str, shape: Shape) -> tuple[Case, PositionalEnco
     )
     rows = torch.tensor(shape.rows if shape.rows is not None else range(shape.length))
     embeds = acts_on_embeddings(name)
-    content = ("q", "k") if shape.content and not embeds else ()
+    has_content = shape.content and not embeds
+    q, k = (_draw(drawn, shape.heads, shape.length, shape.head_dim) if has_content else None for _ in "qk")
     blank = Case(
         name=case_name,
         dims=dims,
@@ -129,7 +130,8 @@ def _case(name: str, case_name: str, shape: Shape) -> tuple[Case, PositionalEnco
         k_pos=torch.tensor(FAR_KEYS) if case_name == "far" else torch.arange(shape.length),
         parameters={},
         x=_draw(drawn, len(rows), dims.model_dim) if embeds else None,
-        **{n: _draw(drawn, shape.heads, shape.length, shape.head_dim) for n in content},
+        q=q,
+        k=k,
     )
     started = build_for(name, blank).state_dict()
     parameters = {n: _parameter(n, p, drawn, name, case_name) for n, p in started.items()}

@@ -123,12 +123,12 @@ class Built:
         case, pe = self.case, self.call
         if x is not None:
             return self._shaped(pe.embed(x, case.q_pos), tuple(x.shape))
-        q, k = (t.to(self.subject.dtype) for t in content(case, q, k))
+        rows, keys = (t.to(self.subject.dtype) for t in content(case, q, k))
         if hasattr(pe, "rotate"):
-            q, k = pe.rotate(q, k, case.grid)
-        scores = scaled_scores(q, k)
+            rows, keys = pe.rotate(rows, keys, case.grid)
+        scores = scaled_scores(rows, keys)
         if hasattr(pe, "logits"):
-            return self._shaped(pe.logits(scores, q, k, case.grid), case.expected.shape)
+            return self._shaped(pe.logits(scores, rows, keys, case.grid), case.expected.shape)
         if not hasattr(pe, "bias"):
             return scores.squeeze(0)
         causal = _causal_name(inspect.signature(pe.bias))
@@ -136,9 +136,9 @@ class Built:
         return scores.squeeze(0) + self._shaped(pe.bias(case.q_pos, case.k_pos, **extra), case.expected.shape)
 
     def _bias(self, q: Tensor | None, k: Tensor | None, x: Tensor | None) -> Tensor:
-        q, k = (t.to(self.subject.dtype) for t in content(self.case, q, k))
+        rows, keys = (t.to(self.subject.dtype) for t in content(self.case, q, k))
         bias = self._called(self.case.q_pos, self.case.k_pos)
-        return scaled_scores(q, k).squeeze(0) + self._shaped(bias, self.case.expected.shape)
+        return scaled_scores(rows, keys).squeeze(0) + self._shaped(bias, self.case.expected.shape)
 
     def _logits(self, q: Tensor | None, k: Tensor | None, x: Tensor | None) -> Tensor:
         assert q is not None and k is not None
