@@ -36,7 +36,7 @@ class HarnessOptions:
     choices: tuple[Path, ...] = ()
     """Files of multiple-choice questions, one JSON object with question, choices and answer (from 0) per line."""
     tests: tuple[str, ...] = ()
-    """Generated tests by name, or a set: spread, ruler, all (docs/probe.md); questions in words of three letters."""
+    """Generated tests by name, or a set: core, ruler, all (docs/probe.md); questions in words of three letters."""
     symbols: tuple[int, ...] = (64,)
     """Of `tests`: words of a question; the tokens of a word depend on the tokenizer."""
     samples: int = 100

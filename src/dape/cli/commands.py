@@ -278,7 +278,7 @@ COMMANDS = [
             "runs/dape-kerple-64-seed0 --lengths 256 1024 --tasks passkey": "a pass key in held-out text",
             "--train": "small models that learn to recall pairs, tested up to 32 times their training length",
             "--train --methods rope dape-alibi --seeds 3 --out runs/recall": "other encodings, several seeds",
-            "--train --tests spread": "four generated tests, each of one ability, five encodings",
+            "--train --tests core": "four generated tests, each of one ability, five encodings",
             "--train --tests ruler --lengths 64 512 8192 --methods kerple dape-kerple": "a small RULER",
         },
     ),

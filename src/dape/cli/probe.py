@@ -34,7 +34,7 @@ class Probe:
 
     --tests trains them on other generated tests instead, each of one ability: last-value, two-token-keys, power-gaps,
     needle, many-needles, variables, common-word, frequent-words, block-search, counting, copying, addition; or a set:
-    spread (those that tell encodings apart within minutes), ruler, all. docs/probe.md says what each isolates.
+    core (four that differ most in what they need), ruler, all. docs/probe.md says what each isolates.
     """
 
     checkpoint: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[CHECKPOINT]")] = None

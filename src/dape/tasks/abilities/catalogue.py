@@ -42,8 +42,8 @@ _LINES = [
 
 ABILITIES: dict[str, Entry] = {entry.name: entry for entry in _LINES}
 RULER = ("needle", "many-needles", "variables", "common-word", "frequent-words")
-SPREAD = ("last-value", "power-gaps", "block-search", "copying")
-SETS = {"spread": SPREAD, "ruler": RULER, "all": tuple(ABILITIES)}
+CORE = ("last-value", "power-gaps", "block-search", "copying")
+SETS = {"core": CORE, "ruler": RULER, "all": tuple(ABILITIES)}
 """Names of several tests."""
 
 
