@@ -58,10 +58,10 @@ def test_every_kind_of_encoding_can_be_drawn(name):
 
 
 def test_several_are_also_drawn_together(tmp_path):
-    module = dape.build("kerple", **DIMS)
+    module = dape.build("dape-v2-kerple", **DIMS)
     figure = dape.draw("alibi", module, heads=4, head_dim=8, train_length=16, length=24, out=tmp_path / "x.png")
     (legend,) = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
-    assert [text.get_text() for text in legend.get_texts()] == ["alibi", "kerple"]
+    assert [text.get_text() for text in legend.get_texts()] == ["alibi", "dape-v2-kerple"]
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 

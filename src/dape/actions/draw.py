@@ -105,7 +105,7 @@ def _effect(
 
     from dape.evaluation.effects import effect
 
-    name = encoding if isinstance(encoding, str) else type(encoding).__name__.lower()
+    name = encoding if isinstance(encoding, str) else _name_of(encoding)
     pe = _built(encoding, model, seed) if isinstance(encoding, str) else encoding
     usual = pe.dims.train_length
     lengths = [length] if length is not None else [LENGTHS_OF_TRAINING * usual, usual]
@@ -116,6 +116,13 @@ def _effect(
         except (ValueError, IndexError) as error:
             failed = error
     raise UsageError(f"{name} cannot be drawn at length {lengths[-1]}: {failed}") from failed
+
+
+def _name_of(pe: "PositionalEncoding") -> str:
+    """As the catalogue would call it, wrappers first: ``dape-kerple``."""
+    own = {"DapeV2": "dape-v2"}.get(type(pe).__name__, type(pe).__name__.lower())
+    base: Any = getattr(pe, "base", None)
+    return own if base is None else f"{own}-{_name_of(base)}"
 
 
 def _built(name: str, model: DecoderConfig, seed: int) -> "PositionalEncoding":

@@ -43,8 +43,9 @@ def encodings_figure(effects: "Sequence[Effect]", *, train_length: int, caption:
 
 def _overview(axes: Axes, effects: "Sequence[Effect]", train_length: int) -> None:
     """The mean over heads."""
-    for effect, look in zip(effects, looks([each.name for each in effects]).values(), strict=True):
-        shape = {name: value for name, value in look.line().items() if not name.startswith("marker")}
+    styles = looks([each.name for each in effects])
+    for effect in effects:
+        shape = {name: value for name, value in styles[effect.name].line().items() if not name.startswith("marker")}
         axes.plot(effect.by_distance.mean(axis=0), label=effect.name, **shape)
     _distances(axes, train_length)
     axes.set_title("mean over heads")
