@@ -154,22 +154,22 @@ def attention(
 def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowForm | None, impl: Impl) -> Choice:
     """What ``attention`` will run for a call, and why."""
     plain = isinstance(form, ScoreForm) and form.plain and grid.offset is not None and grid.q_document is None
+    if impl == "reference":
+        return Choice("reference", "whole matrix", "asked for")
+    if impl == "sdpa" and not plain:
+        raise ValueError(
+            "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, "
+            "rope, pi, yarn) on consecutive positions; use impl='auto'"
+        )
+    if isinstance(form, RowForm):
+        return _choose_row_form(q, k, v, grid, form, impl)
     match impl:
-        case "reference":
-            return Choice("reference", "whole matrix", "asked for")
-        case "auto" | "blocked" | "fused" | "triton" if isinstance(form, RowForm):
-            return _choose_row_form(q, k, v, grid, form, impl)
         case "blocked":
             return _choose_blocked(grid, form)
         case "fused" | "triton":
             return _choose_kernel(impl, q, k, v, grid, form)
-        case "sdpa" if plain:
-            return Choice("sdpa", "torch sdpa", "asked for")
         case "sdpa":
-            raise ValueError(
-                "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, "
-                "rope, pi, yarn) on consecutive positions; use impl='auto'"
-            )
+            return Choice("sdpa", "torch sdpa", "asked for")
     if plain:
         return Choice("sdpa", "torch sdpa", "logits are plain scores, for which PyTorch's fused attention is exact")
     cells = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
@@ -190,7 +190,8 @@ def _choose_row_form(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: RowForm,
     engine = _first_engine(q) if impl == "auto" else ENGINES[impl]
     found = engine.judge_rows(q, k, v, grid, form)
     if found.ok:
-        return Choice(engine.name, KERNELS[type(form)], "logits are of a form that has a kernel of its own")
+        choice = Choice("blocked", KERNELS[type(form)], "logits are of a form that has a kernel of its own")
+        return replace(choice, impl=engine.name)
     if impl in ("fused", "triton"):
         raise ValueError(f"impl={impl!r} is not possible: {found.words}; use impl='auto'")
     return _choose_rows(q, k, found.words, small_matrix=impl == "auto")
