@@ -31,10 +31,6 @@ from dape.positional.row_forms import RowForm
 
 Impl = Literal["auto", "reference", "blocked", "fused", "triton", "sdpa"]
 
-NOT_PLAIN = (
-    "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, rope, pi, yarn) "
-    "on consecutive positions; use impl='auto'"
-)
 SMALL_CELLS = 1 << 18
 """Up to this many batch x head x query x key cells an encoding without a closed form is computed at once."""
 SHORT_KEYS, WIDE, SHORT_CELLS = 48, 32, 1 << 22
@@ -166,6 +162,11 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowFor
         return Choice("reference", "whole matrix", "asked for")
     if impl == "auto" and not plain and torch.compiler.is_exporting():
         return Choice("reference", "whole matrix", "exported: operations that every runtime has, for any length")
+    if impl == "sdpa" and not plain:
+        raise ValueError(
+            "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, "
+            "rope, pi, yarn) on consecutive positions; use impl='auto'"
+        )
     if isinstance(form, RowForm):
         return _choose_row_form(q, k, v, grid, form, impl)
     match impl:
@@ -173,10 +174,8 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowFor
             return _choose_blocked(grid, form)
         case "fused" | "triton":
             return _choose_kernel(impl, q, k, v, grid, form)
-        case "sdpa" if plain:
-            return Choice("sdpa", "torch sdpa", "asked for")
         case "sdpa":
-            raise ValueError(NOT_PLAIN)
+            return Choice("sdpa", "torch sdpa", "asked for")
     if plain:
         return Choice("sdpa", "torch sdpa", "logits are plain scores, for which PyTorch's fused attention is exact")
     cells = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
@@ -194,8 +193,6 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowFor
 
 
 def _choose_row_form(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: RowForm, impl: Impl) -> Choice:
-    if impl == "sdpa":
-        raise ValueError(NOT_PLAIN)
     engine = _first_engine(q) if impl == "auto" else ENGINES[impl]
     found = engine.judge_rows(q, k, v, grid, form)
     if found.ok:

@@ -137,7 +137,8 @@ def _edges(
     """Pre of the first keys and of the last. ``first``: the entry of the last query and key 0."""
     reach, b1 = _reach(form), form.b1.unsqueeze(1)
     found = []
-    for key in (*range(reach), *range(keys - reach, keys)):
+    for place in range(2 * reach):
+        key = place if place < reach else keys - 2 * reach + place  # a range(keys) would fix a compiled graph
         if bias is None or form.wb is None or not 0 <= key < keys:
             found.append(b1.expand(-1, queries))
             continue

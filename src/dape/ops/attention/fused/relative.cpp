@@ -37,6 +37,16 @@ constexpr long TWELVE = 12;  // in the backward pass, where sums over rows shoul
 constexpr long WINDOW = ROWS_OF_TILE + BLOCK + 2 * LANES;  // entries that a tile touches
 constexpr long STRIP = BLOCK + TWELVE + 2 * LANES;         // that some of its rows touch
 
+// x y' + a b', added up once.
+inline float two_dots(const float* x, const float* y, const float* a, const float* b, long width) {
+  Vec sums{}, others{};
+  long n = 0;
+  for (; n + LANES <= width; n += LANES) sums += load(x + n) * load(y + n), others += load(a + n) * load(b + n);
+  float total = sum(sums + others);
+  for (; n < width; n++) total += x[n] * y[n] + a[n] * b[n];
+  return total;
+}
+
 struct Relative {
   static constexpr bool LEFTWARDS = false;
   const RelativeCall& call;
@@ -71,8 +81,11 @@ struct Relative {
     const long count = least(t.width, call.head.keys - t.key), d = padded(call.head.width);
     for (long r = 0; r < t.rows; r++) {
       const float* entry = call.entries + t.h * call.entries_head + (t.key - t.i0 - r) * d;
-      for (long n = 0; n < count; n++)
-        S[r * BLOCK + n] = score_of(call.head, t, r, n) + dot(number(call.p, t.b, t.h, t.i0 + r), entry + n * d, call.head.width);
+      const float *q = number(call.head.q, t.b, t.h, t.i0 + r), *p = number(call.p, t.b, t.h, t.i0 + r);
+      for (long n = 0; n < count; n++) {
+        const float* k = number(call.head.k, t.b, t.h / groups(call.head), t.key + n);
+        S[r * BLOCK + n] = two_dots(q, k, p, entry + n * d, call.head.width);
+      }
       for (long n = count; n < t.width; n++) S[r * BLOCK + n] = 0.0f;
     }
   }
