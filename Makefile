@@ -11,9 +11,10 @@ ROUNDS ?= 20
 N ?= 50
 BIN := .venv/bin
 READY := .venv/.ready
+DOCS := .venv/.docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all wheel fuzz sanitize crash mutants lint audit format clean
+.PHONY: help setup demo test test-slow test-all docs wheel fuzz sanitize crash mutants lint audit format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +31,10 @@ test-slow: $(READY)  ## what make test leaves out: slow and torch.compile tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "(slow or compile) and not gpu" $(ARGS)
 
 test-all: test test-slow  ## fast, slow and torch.compile tests
+
+docs: $(DOCS)  ## the documentation as a site, in build/site; warnings are errors
+	$(BIN)/python docs/site.py
+	$(BIN)/zensical build --strict
 
 wheel: $(READY)  ## build the wheel, and use it apart from the sources: presets, tables, kernel, report
 	rm -rf dist build/wheel
@@ -76,4 +81,8 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -c constraints.txt torch
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(DOCS): $(READY)
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
 	@touch $@

@@ -27,9 +27,10 @@ class SelfAttention(OtherNames, nn.Module):
     here: call ``layer.encoding.embed(x, positions)`` where the embeddings are made. ``width`` and ``hidden_size`` are
     other names of ``model_dim`` (``dape.config.names``).
 
-    >>> layer = SelfAttention(32, 4, "dape-alibi", train_length=16)
-    >>> layer(torch.randn(2, 40, 32)).shape
-    torch.Size([2, 40, 32])
+    Examples:
+        >>> layer = SelfAttention(32, 4, "dape-alibi", train_length=16)
+        >>> layer(torch.randn(2, 40, 32)).shape
+        torch.Size([2, 40, 32])
     """
 
     def __init__(

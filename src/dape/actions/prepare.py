@@ -30,7 +30,8 @@ def prepare(source: "str | Path | Sequence[str | Path]", *, out: "str | Path", *
         UsageError: nothing to prepare, an invalid option, or a folder made with other settings.
         TypeError: an option that does not exist.
 
-    >>> prepared = prepare("book.txt", out="book", validation_share=0.1)  # doctest: +SKIP
+    Examples:
+        >>> prepared = prepare("book.txt", out="book", validation_share=0.1)  # doctest: +SKIP
     """
     from dape.data import prepare as data
     from dape.errors import UsageError

@@ -15,8 +15,9 @@ class DecoderConfig(OtherNames):
     In Python and in files, sizes may also be given under the names of ``dape.build`` (``num_heads``, ``model_dim``) and
     of Hugging Face (``num_hidden_layers``, ``hidden_size``, ...): ``dape.config.names`` has the table.
 
-    >>> DecoderConfig(hidden_size=64, num_heads=4) == DecoderConfig(width=64, heads=4)
-    True
+    Examples:
+        >>> DecoderConfig(hidden_size=64, num_heads=4) == DecoderConfig(width=64, heads=4)
+        True
     """
 
     layers: int = 4

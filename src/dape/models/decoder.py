@@ -71,9 +71,10 @@ def own_encodings(modules: nn.ModuleList) -> list[PositionalEncoding]:
 class DecoderLM(nn.Module):
     """A decoder-only language model with any encoding of the catalogue: token ids ``[batch, tokens]`` in, logits out.
 
-    >>> model = DecoderLM(DecoderConfig(encoding="dape-alibi", layers=1, width=8, heads=2, vocabulary=5))
-    >>> model(torch.tensor([[1, 2, 3]])).shape
-    torch.Size([1, 3, 5])
+    Examples:
+        >>> model = DecoderLM(DecoderConfig(encoding="dape-alibi", layers=1, width=8, heads=2, vocabulary=5))
+        >>> model(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 5])
     """
 
     def __init__(self, config: DecoderConfig) -> None:

@@ -38,11 +38,12 @@ def generate(
     Only ids below ``allowed`` are chosen, where a padded vocabulary has ids without meaning. Randomised encodings draw
     their positions once, for the whole text.
 
-    >>> from dape import DecoderConfig, DecoderLM
-    >>> model = DecoderLM(DecoderConfig(encoding="rope", layers=1, width=8, heads=2, vocabulary=5))
-    >>> new = list(generate(model, torch.tensor([[1, 2, 3]]), 4))
-    >>> len(new), new[0].shape
-    (4, torch.Size([1]))
+    Examples:
+        >>> from dape import DecoderConfig, DecoderLM
+        >>> model = DecoderLM(DecoderConfig(encoding="rope", layers=1, width=8, heads=2, vocabulary=5))
+        >>> new = list(generate(model, torch.tensor([[1, 2, 3]]), 4))
+        >>> len(new), new[0].shape
+        (4, torch.Size([1]))
     """
     sampling = sampling or Sampling()
     encodings = model.drawn_encodings(prompt.shape[1] + tokens, generator)

@@ -42,9 +42,10 @@ def build(
         ValueError: a name that is not known, or a value that is not possible.
         TypeError: an option that the encoding does not have.
 
-    >>> alibi = build("alibi", num_heads=2, head_dim=4, train_length=8)
-    >>> alibi.bias(torch.tensor([2]), torch.tensor([0, 1, 2]))[0]
-    tensor([[-0.1250, -0.0625, -0.0000]])
+    Examples:
+        >>> alibi = build("alibi", num_heads=2, head_dim=4, train_length=8)
+        >>> alibi.bias(torch.tensor([2]), torch.tensor([0, 1, 2]))[0]
+        tensor([[-0.1250, -0.0625, -0.0000]])
     """
     if not isinstance(name, str):
         raise TypeError(f"an encoding is built by its name, a string such as 'dape-kerple'; got {name!r}")

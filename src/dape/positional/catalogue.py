@@ -68,10 +68,11 @@ ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _LINES}
 def encodings() -> Mapping[str, Entry]:
     """Every name :func:`dape.build` accepts, except that any of them may also be prefixed with ``randomized-``.
 
-    >>> encodings()["alibi"].equation
-    'A - m_h |i-j|'
-    >>> [name for name in encodings() if name.endswith("fire")]
-    ['fire', 'dape-fire', 'dape-v2-fire']
+    Examples:
+        >>> encodings()["alibi"].equation
+        'A - m_h |i-j|'
+        >>> [name for name in encodings() if name.endswith("fire")]
+        ['fire', 'dape-fire', 'dape-v2-fire']
     """
     return {**ENTRIES, **{e.name: e for base in ENTRIES.values() if base.dape for e in _dape_entries(base)}}
 
@@ -148,13 +149,14 @@ def register(
     Raises:
         ValueError: a name that is taken or cannot be typed.
 
-    >>> from dape import Dape, RelativeBias, build
-    >>> class Far(RelativeBias):
-    ...     def bias_at(self, lag, *, causal):
-    ...         return -lag.long().abs().expand(self.dims.num_heads, *lag.shape).to(self.precision)
-    >>> register("far", Far, replace_existing=True)
-    >>> isinstance(build("dape-far", num_heads=2, head_dim=4, train_length=8), Dape)
-    True
+    Examples:
+        >>> from dape import Dape, RelativeBias, build
+        >>> class Far(RelativeBias):
+        ...     def bias_at(self, lag, *, causal):
+        ...         return -lag.long().abs().expand(self.dims.num_heads, *lag.shape).to(self.precision)
+        >>> register("far", Far, replace_existing=True)
+        >>> isinstance(build("dape-far", num_heads=2, head_dim=4, train_length=8), Dape)
+        True
     """
     from dape.positional.describe import describe_class
 

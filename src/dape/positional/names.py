@@ -35,8 +35,9 @@ def base_of(name: str) -> str | None:
 
 def parse(name: str) -> Name:
     """
-    >>> parse("randomized-dape-v2-kerple")
-    Name(base='kerple', wrapper='dape-v2-', randomized=True)
+    Examples:
+        >>> parse("randomized-dape-v2-kerple")
+        Name(base='kerple', wrapper='dape-v2-', randomized=True)
     """
     inner = name.removeprefix(RANDOMIZED)
     wrapper = next((prefix for prefix in (DAPE_V2, DAPE) if inner.startswith(prefix)), "")

@@ -110,10 +110,11 @@ def draw_positions(
     Raises:
         ValueError: a negative length, or one that is greater than ``pool``.
 
-    >>> drawn = draw_positions(4, pool=100, generator=torch.Generator().manual_seed(0))
-    >>> positions = drawn.positions.tolist()
-    >>> len(positions), positions == sorted(set(positions))
-    (4, True)
+    Examples:
+        >>> drawn = draw_positions(4, pool=100, generator=torch.Generator().manual_seed(0))
+        >>> positions = drawn.positions.tolist()
+        >>> len(positions), positions == sorted(set(positions))
+        (4, True)
     """
     if length < 0:
         raise ValueError(f"cannot draw {length} positions; a length is 0 or more")

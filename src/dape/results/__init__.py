@@ -1,6 +1,7 @@
 """What was measured: rows, their statistics, and the paper's numbers. Nothing here needs torch.
 
->>> from dape.results import read_rows
+Examples:
+    >>> from dape.results import read_rows
 """
 
 from dape.results.records import Row, append_rows, read_rows
