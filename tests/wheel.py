@@ -24,7 +24,7 @@ missing = [
     name
     for name in (
         *("py.typed", "results/paper/tables/A3.csv"),
-        *(f"ops/attention/fused/{name}" for name in ("kernel.cpp", "products.h")),
+        *(f"ops/attention/fused/{name}" for name in ("kernel.cpp", "products.h", "strips.h")),
     )
     if not (home / name).is_file()
 ]
