@@ -66,8 +66,8 @@ def results(inputs: list[Tensor], pe, **call) -> dict[str, Tensor]:
 
 
 def assert_near(inputs: list[Tensor], pe, engine: str, **call) -> None:
-    """1e-5 for the output, 1e-4 for gradients, each of the largest entry of its kind, against float64. Parameters are one
-    kind: the gradients of some are 0, and what rounding leaves is beside those of others."""
+    """1e-5 for the output, 1e-4 for gradients, each of the largest entry of its kind, against float64. Parameters are
+    one kind: the gradients of some are 0, and what rounding leaves is beside those of others."""
     actual = results(inputs, pe, impl=engine, **call)
     exact = [x.detach().double().requires_grad_() for x in inputs]
     expected = results(exact, copy.deepcopy(pe).double(), impl="reference", **call)
