@@ -24,7 +24,7 @@ missing = [
     name
     for name in (
         *("py.typed", "results/paper/tables/A3.csv", "conformance/vectors/SHA256SUMS"),
-        *(f"ops/attention/fused/{name}" for name in ("kernel.cpp", "products.h", "relative.cpp")),
+        *(f"ops/attention/fused/{name}" for name in ("kernel.cpp", "products.h", "strips.h", "relative.cpp")),
     )
     if not (home / name).is_file()
 ]

@@ -8,6 +8,7 @@ slow for a while slows both.
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -82,12 +83,26 @@ def run(config: CompareBench) -> int:
         config, "batch", "heads", "head_dim", "hidden", "length", "turns", "repeats", "threads", names="encodings"
     )
     commits = {name: _commit(config.repository, getattr(config, name)) for name in ("old", "new")}
-    with tempfile.TemporaryDirectory(prefix="dape-compare-") as folder, contextlib.ExitStack() as stack:
+    with (
+        _tidy_when_ended(),
+        tempfile.TemporaryDirectory(prefix="dape-compare-") as folder,
+        contextlib.ExitStack() as stack,
+    ):
         trees = {
             name: stack.enter_context(_work_tree(config.repository, commit, Path(folder) / name))
             for name, commit in commits.items()
         }
         return command(config, lambda threads: _plan(config, trees, commits), tables)
+
+
+@contextlib.contextmanager
+def _tidy_when_ended() -> Iterator[None]:
+    """SIGTERM ends the process as an exception does, so that no work tree is left behind."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _git(repository: Path, *arguments: str) -> str:

@@ -4,6 +4,7 @@
 import json
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -18,7 +19,9 @@ def main(asked: dict) -> None:
     shape = (asked["batch"], heads, length, width)
     q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
     upstream = torch.randn(shape)
-    calls = {"sdpa": ((), lambda: scaled_dot_product_attention(q, k, v, is_causal=True))}
+    calls: dict[str, tuple[tuple[torch.Tensor, ...], Callable[[], torch.Tensor]]] = {
+        "sdpa": ((), lambda: scaled_dot_product_attention(q, k, v, is_causal=True))
+    }
     for name in asked["encodings"]:
         options = {"hidden": asked["hidden"]} if name.startswith("dape-") else {}
         pe = dape.build(name, num_heads=heads, head_dim=width, train_length=length, **options)

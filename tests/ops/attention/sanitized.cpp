@@ -9,7 +9,7 @@
 namespace {
 
 struct Sizes {
-  long batch, heads, kv_heads, queries, keys, width, value_width, hidden, causal, masked, apart, threads, ramps;
+  long batch, heads, kv_heads, queries, keys, width, value_width, hidden, causal, masked, apart, threads, ramps, separable;
 };
 
 View rows_of(float* at, long heads, long rows, long width) { return {at, heads * rows * width, rows * width, width}; }
@@ -51,6 +51,10 @@ void attend(const Sizes& s) {
   if (s.ramps) c.ramp = {table.at() + s.queries - 1, rows.at(), s.queries, kinks.at(), pieces, slopes.at(), levels.at()};
   else c.fixed = {fixed.at() + s.queries - 1, 0, lags + LANES, -1};
   if (s.hidden && !s.ramps) c.pre = {pre.at() + s.queries - 1, 0, lags + LANES, -1};
+  const long all_keys = blocked(s.keys);
+  Buffer of_rows = random_numbers(s.batch * channels * s.queries), of_keys = random_numbers(s.batch * channels * all_keys);
+  if (s.separable)
+    c.separable = {of_rows.at(), of_rows.at(), channels * s.queries, s.queries, of_keys.at(), of_keys.at(), channels * all_keys, all_keys};
   c.k = rows_of(k.at(), s.kv_heads, s.keys, s.width), c.v = rows_of(v.at(), s.kv_heads, s.keys, s.value_width);
   c.out = tokens_first(out.at(), s.heads, s.queries, s.value_width), c.softmax = rows_of(softmax.at(), s.heads, s.queries, 2);
   c.few_rows = few, c.factor = 1.0f;
@@ -87,6 +91,8 @@ void attend(const Sizes& s) {
   Buffer d_table(s.threads * table.size), d_rows(rows.size), d_slopes(s.threads * slopes.size), d_levels(s.threads * levels.size);
   if (s.ramps) g.d_table = d_table.at() + s.queries - 1, g.table_span = table.size, g.d_rows = d_rows.at();
   if (s.ramps) g.d_slopes = d_slopes.at(), g.d_levels = d_levels.at();
+  Buffer d_of_rows(of_rows.size), d_of_keys(shares * of_keys.size);
+  if (s.separable) g.d_of_rows = {d_of_rows.at(), channels * s.queries, s.queries, 1}, g.d_of_keys = d_of_keys.at();
   g.d_wa = d_wa.at(), g.d_w2 = d_w2.at();
   c.apart = s.apart;
   c.q = s.apart ? rows_of(q.at(), s.heads, s.queries, s.width) : q_rows;
@@ -113,7 +119,8 @@ int main() {
     for (long causal = 0; causal < 2; causal++)
       for (long masked = 0; masked < 2; masked++)
         for (long apart = 0; apart < 2; apart++)
-          for (long ramps = 0; ramps < 2; ramps++, calls++)
-            attend({apart ? 5 : 2, x[0], x[1], x[2], x[3], x[4], x[5], x[6], causal, masked, apart, 3, ramps});
+          for (long ramps = 0; ramps < 2; ramps++)
+            for (long separable = 0; separable < 2; separable++, calls++)
+              attend({apart ? 5 : 2, x[0], x[1], x[2], x[3], x[4], x[5], x[6], causal, masked, apart, 3, ramps, separable});
   std::printf("%ld calls, forward and backward, 3 threads\n", calls);
 }

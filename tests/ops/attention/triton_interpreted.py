@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.ops.attention import test_separable as separable
 from tests.ops.attention.test_equivalence import (
     CASES,
     KERNELS,
@@ -251,6 +252,13 @@ def test_what_a_gpu_has_no_room_for_is_refused(gpu, heads, dtype, refused, monke
     q = torch.empty(1, heads, 3, 128, dtype=dtype, device="meta")
     why = available.why_no_room(q, q, with_hidden(heads, 128, 8)("dape-kerple", torch.float32).score_form())
     assert why is None if refused is None else refused in why
+
+
+@pytest.mark.parametrize(("beside", "f"), [("", "concat_residual"), pytest.param("kerple", "", marks=pytest.mark.slow)])
+def test_separable(beside, f):
+    """Evaluated on cells, in blocks of rows."""
+    inputs, pe = separable.draw(2, 19, 19), separable.make(19, 19, batch=2, beside=beside, f=f)
+    separable.assert_near(inputs, pe, "triton")
 
 
 def test_a_processor_is_not_chosen_to_interpret():

@@ -218,7 +218,7 @@ def _with_reason(choice: Choice, more: str) -> Choice:
 
 
 def _judge(engine: str, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm) -> Verdict:
-    tables = _choose_blocked(grid, form).kernel == "lag tables"
+    tables = _choose_blocked(grid, form, engine).kernel == "lag tables"
     return ENGINES[engine].judge(q, k, v, grid, form, tables=tables)
 
 
@@ -247,6 +247,8 @@ def _choose_blocked(grid: Grid, form: ScoreForm | None, engine: str = "blocked")
         return Choice("blocked", "row blocks", "logits have no closed form: whole rows at a time")
     if grid.offset is None or grid.q_document is not None:
         return Choice("blocked", "bias tiles", "several documents, or positions that are not one consecutive run")
+    if form.separable is not None and not ENGINES[engine].takes_separable:
+        return Choice("blocked", "bias tiles", "B has numbers of queries and keys: it is evaluated on each tile")
     if form.source is None and form.separable is not None:
         words = "B is a number of the query plus one of the key: two vectors serve all cells"
         return Choice("blocked", "lag tables", words)

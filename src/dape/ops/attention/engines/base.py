@@ -11,14 +11,14 @@ plus one of the key (:class:`OfRowsAndKeys`), into which content may enter.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dape.ops.attention.tiles import Terms, TileTerms
+from dape.ops.attention.tiles import LOG2_E, Terms, TileTerms
 from dape.positional.base import ScoreForm
 from dape.positional.grid import Grid
 from dape.positional.row_forms import RowForm
@@ -50,6 +50,42 @@ class OfRowsAndKeys(NamedTuple):
         """Rows and keys, each as a sum of two numbers of ``dtype``."""
         rounded = [x.to(dtype) for x in self]
         return [(high, (x - high).to(dtype)) for x, high in zip(self, rounded, strict=True)]
+
+
+class CellsOfRowsAndKeys:
+    """:class:`OfRowsAndKeys` for an engine that does not know them: evaluated on the cells of a block of rows."""
+
+    def __init__(self, given: OfRowsAndKeys) -> None:
+        self._given = given
+        halves = given.halves(torch.float32)
+        self._rows, self._keys = ([x.transpose(0, 1) for x in half] for half in halves)  # [c, #b, n]
+        self._d_rows, self._d_keys = (torch.zeros_like(half[0]) for half in (self._rows, self._keys))
+
+    @property
+    def differ_by_item(self) -> bool:
+        return max(len(x) for x in self._given) > 1
+
+    def added(self, terms: TileTerms, heads: int, block: "RowBlock") -> TileTerms:
+        halves = zip(self._rows, self._keys, strict=True)
+        high, low = (r[..., block.part, None] + k[..., None, : block.keys] for r, k in halves)
+        of_heads, of_hidden = (high + low).split([heads, len(high) - heads])
+        static = of_heads * LOG2_E
+        return replace(
+            terms,
+            static=static if terms.static is None else terms.static + static,
+            pre=None if terms.pre is None else terms.pre + of_hidden,
+        )
+
+    def add_gradients(self, block: "RowBlock", d_logits: Tensor, d_hidden: Tensor | None) -> None:
+        heads = len(d_logits)
+        to_rows, to_keys = self._d_rows[..., block.part], self._d_keys[..., : block.keys]
+        for x, part in ((d_logits, slice(heads)), (d_hidden, slice(heads, None))):
+            if x is not None:
+                to_rows[part] += x.sum(-1).sum_to_size(to_rows[part].shape)
+                to_keys[part] += x.sum(-2).sum_to_size(to_keys[part].shape)
+
+    def total(self) -> OfRowsAndKeys:
+        return OfRowsAndKeys(self._d_rows.transpose(0, 1), self._d_keys.transpose(0, 1))
 
 
 class Call(NamedTuple):
@@ -173,6 +209,8 @@ class Engine(Protocol):
     """And in the gradients of q, k and v."""
     takes_ramps: bool
     """Whether it knows :class:`RampTerms`; the same encodings can be evaluated on cells."""
+    takes_separable: bool
+    """Likewise of :class:`OfRowsAndKeys` beside tables; it gets them with terms on cells in any case."""
 
     def serves(self, device: torch.device) -> bool:
         """Whether ``auto`` asks it there, before the next one of the list."""
@@ -202,6 +240,7 @@ class KernelEngine(ABC):
     """Of the terms of a block of rows."""
     fewest_rows: int
     """Of which blocks have a multiple."""
+    takes_separable = False
     gradients_by_item = False
     """Whether gradients of terms take memory for each item, though the items share the terms."""
 
@@ -227,27 +266,39 @@ class KernelEngine(ABC):
         if isinstance(terms, Tables):
             attention.forward(self.tables(attention, call, terms), out, softmax, _all_rows(call))
             return out, softmax
-        for block in self._blocks(call, terms):
-            attention.forward(self.cells(attention, call, terms.on_rows(block), block), out, softmax, block)
+        separable = self._on_cells(call)
+        for block in self._blocks(call, terms, separable):
+            own = terms.on_rows(block)
+            own = own if separable is None else separable.added(own, call.q.shape[1], block)
+            attention.forward(self.cells(attention, call, own, block), out, softmax, block)
         return out, softmax
 
+    def _on_cells(self, call: Call) -> CellsOfRowsAndKeys | None:
+        """What the kernel does not know."""
+        return None if call.separable is None or self.takes_separable else CellsOfRowsAndKeys(call.separable)
+
     def backward(self, call: Call, terms: Tables | RowTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found:
-        attention = self.attention(call)
+        attention, separable = self.attention(call), self._on_cells(call)
         found = attention.backward(grad, out, softmax)
         if isinstance(terms, Tables):
             of_terms = found.rows(self.tables(attention, call, terms), _all_rows(call))
         else:
             of_terms = terms.sums()
-            for block in self._blocks(call, terms):
+            for block in self._blocks(call, terms, separable):
                 own = terms.on_rows(block, backward=True)
-                of_terms.add(own, *found.rows(self.cells(attention, call, own, block), block))
+                own = own if separable is None else separable.added(own, call.q.shape[1], block)
+                gradients = found.rows(self.cells(attention, call, own, block), block)
+                of_terms.add(own, *gradients)
+                if separable is not None:
+                    separable.add_gradients(block, *gradients)
         d_wa, d_w2 = (None, None) if call.wa is None else (found.d_wa, found.d_w2)
-        separable = None if call.separable is None else found.d_separable
-        return Found(found.d_q, found.d_k, found.d_v, d_wa, d_w2, of_terms, separable)
+        of_separable = separable.total() if separable else found.d_separable if call.separable else None
+        return Found(found.d_q, found.d_k, found.d_v, d_wa, d_w2, of_terms, of_separable)
 
-    def _blocks(self, call: Call, terms: RowTerms) -> Iterator[RowBlock]:
+    def _blocks(self, call: Call, terms: RowTerms, separable: CellsOfRowsAndKeys | None) -> Iterator[RowBlock]:
         batch, heads, queries, _ = call.q.shape
-        items = batch if self.gradients_by_item or terms.differ_by_item else 1
+        differ = terms.differ_by_item or (separable is not None and separable.differ_by_item)
+        items = batch if self.gradients_by_item or differ else 1
         channels = heads + (0 if call.wa is None else len(call.wa))
         fit = self.block_bytes // (4 * channels * max(1, items) * call.keys)
         rows = max(self.fewest_rows, fit // self.fewest_rows * self.fewest_rows)

@@ -34,7 +34,7 @@ from dape.positional.row_forms import RowForm
 class Tiles:
     name = "blocked"
     heads_beside = gradient_heads_beside = False
-    takes_ramps = True
+    takes_ramps = takes_separable = True
 
     def serves(self, device: torch.device) -> bool:
         return True

@@ -181,7 +181,7 @@ class SeparableTerms:
         missing = library.whole_blocks(keys.shape[-1]) - keys.shape[-1]
         self._keys_count = keys.shape[-1]
         self._rows, self._rows_low = self._rows.contiguous(), rows_low.contiguous()
-        self._keys, self._keys_low = (torch.nn.functional.pad(x, (0, missing)) for x in (keys, keys_low))
+        self._keys, self._keys_low = (torch.nn.functional.pad(x, (0, missing)).contiguous() for x in (keys, keys_low))
 
     def enter(self, call: library.Call, first_row: int) -> None:
         def strides(x: Tensor) -> tuple[int, int]:

@@ -45,8 +45,6 @@ def why_not_triton(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm) -> str | No
         return f"the Triton kernels hold all heads in a tile, at most {MAX_HEADS}; q has {q.shape[1]}"
     if max(q.shape[3], v.shape[3]) > MAX_WIDTH:
         return f"the Triton kernels take heads of width {MAX_WIDTH} at most, q has {q.shape[3]}, v {v.shape[3]}"
-    if form.separable is not None:
-        return "the Triton kernels do not know biases that are a number of the query plus one of the key"
     if form.mix is not None and len(form.mix.wa) > MAX_HIDDEN:
         return f"the Triton kernels take {MAX_HIDDEN} hidden units at most, f has {len(form.mix.wa)}"
     if far := max(_span(x) for x in (q, k, v)) >> 31:

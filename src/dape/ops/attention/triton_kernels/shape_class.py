@@ -55,7 +55,7 @@ def class_of(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, ta
     """The fields of the class of a call that :func:`why_not_triton` has nothing against: plain values, which
     torch.compile can hand on while it traces."""
     mixes = form.mix is not None
-    biased = form.source is not None and form.adds_bias
+    biased = (form.source is not None or form.separable is not None) and form.adds_bias
     masked = not tables and (grid.causal or grid.q_document is not None)
     return {
         "dtype": NAMES[q.dtype],
