@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from dape.files import sha256, write_text
+from dape.hf.remote import MODULE
 from dape.reading import FileName, Sha256, check_files, read_json, read_record, sealed
 
-NOTES, CONFIG = "dape-checksums.json", "config.json"
+NOTES, CONFIGURATION = "dape-checksums.json", ("config.json", MODULE)
 FORMAT = 1
 PATTERNS = ("model*.safetensors", "model*.safetensors.index.json")
 """Of weights that the library's models save; peft's and our adapters have other names."""
@@ -41,7 +42,8 @@ def note_config(folder: Path) -> None:
     """After the configuration alone was saved again; weights keep the notes they have."""
     before = _before(folder)
     if before:
-        _write(folder, {**before, CONFIG: sha256(folder / CONFIG)}, _read(folder).get("tokenizer"))
+        now = {name: sha256(folder / name) for name in CONFIGURATION}
+        _write(folder, {**before, **now}, _read(folder).get("tokenizer"))
 
 
 def _write(folder: Path, checksums: dict[str, str], tokenizer: str | None) -> None:
@@ -95,8 +97,8 @@ def _read(folder: Path) -> dict[str, Any]:
 
 def _files_of_model(folder: Path) -> list[str]:
     found = [path.name for pattern in PATTERNS for path in folder.glob(pattern)]
-    return [*found, CONFIG] if (folder / CONFIG).is_file() else found
+    return found + [name for name in CONFIGURATION if (folder / name).is_file()]
 
 
 def _is_of_model(name: str) -> bool:
-    return name == CONFIG or any(Path(name).match(pattern) for pattern in PATTERNS)
+    return name in CONFIGURATION or any(Path(name).match(pattern) for pattern in PATTERNS)

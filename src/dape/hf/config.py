@@ -9,6 +9,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
 from dape.hf import checksums
+from dape.hf.remote import AUTO_MAP, write_module
 from dape.models.config import DecoderConfig
 from dape.positional.catalogue import find
 
@@ -65,6 +66,7 @@ class DapeConfig(PreTrainedConfig):
         self.encoding_options = self.encoding_options or {}
         if self.max_position_embeddings is None:
             self.max_position_embeddings = self.train_length
+        self.auto_map = dict(AUTO_MAP)
 
     def _refuse_unknown(self, given: dict[str, Any]) -> None:
         """The library would keep a misspelt field as an attribute that nobody reads."""
@@ -89,9 +91,14 @@ class DapeConfig(PreTrainedConfig):
         find(self.encoding)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """As the library's; in a folder with checksums the one of the configuration stays right."""
+        """As the library's, with the module that ``auto_map`` names; in a folder with checksums these stay right."""
         super().save_pretrained(save_directory, *args, **kwargs)
+        write_module(Path(save_directory))
         checksums.note_config(Path(save_directory))
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Called where ``trust_remote_code`` loaded this class. The library would then save a copy of our source."""
 
     def for_decoder(self) -> DecoderConfig:
         """The same model for :class:`dape.DecoderLM`."""

@@ -1,6 +1,7 @@
 """Checkpoints of ours into folders of the transformers library and back. Both ways the logits are compared.
 
 DIR/config.json, model.safetensors, generation_config.json    as the library writes them
+    modeling_dape.py                                          for programs that do not import us (dape.hf.remote)
     tokenizer.json, tokenizer_config.json                     for AutoTokenizer
     dape.json                                                 the run the model comes from: steps, settings, data
     README.md                                                 model card

@@ -68,36 +68,34 @@ def own_encodings(modules: nn.ModuleList) -> list[PositionalEncoding]:
     return [require_encoding(module, f"encodings[{i}]") for i, module in enumerate(modules)]
 
 
-class DecoderLM(nn.Module):
-    """A decoder-only language model with any encoding of the catalogue: token ids ``[batch, tokens]`` in, logits out.
+class Decoder(nn.Module):
+    """The network itself, for whoever keeps it: :class:`DecoderLM`, and a model of the transformers library."""
 
-    Examples:
-        >>> model = DecoderLM(DecoderConfig(encoding="dape-alibi", layers=1, width=8, heads=2, vocabulary=5))
-        >>> model(torch.tensor([[1, 2, 3]])).shape
-        torch.Size([1, 3, 5])
-    """
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.config = config
+    def build(self, config: DecoderConfig, *, head: bool = True) -> None:
+        """Make all parts and start their weights."""
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
-        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
-        self._init_weights()
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False) if head else None
+        self._start(config)
         # Last: under one seed, models that differ in their encoding start from the same weights elsewhere.
         self.encodings = nn.ModuleList(new_encodings(config))
 
-    def _init_weights(self) -> None:
-        width, layers = self.config.width, self.config.layers
+    def _start(self, config: DecoderConfig) -> None:
+        width, layers = config.width, config.layers
         for layer in (self.embedding, self.head):
-            small_init_(layer, width)
+            if layer is not None:
+                small_init_(layer, width)
         for block in self.blocks:
             assert isinstance(block, Block)
             small_init_(block.attention.qkv, width)
             small_init_(block.feed_forward.up, width)
             wang_init_(block.attention.out, width, layers)
             wang_init_(block.feed_forward.down, width, layers)
+
+    def recomputing(self) -> Recompute | None:
+        """How a block is called so that the backward pass computes it again; None where it is not to."""
+        return None
 
     def hidden(
         self,
@@ -117,8 +115,7 @@ class DecoderLM(nn.Module):
         backward pass computes it again. What enters each block is added to ``seen``."""
         length = tokens.shape[1]
         encodings = self.drawn_encodings(length) if encodings is None else encodings
-        if recompute is None and self.config.checkpoint_activations and self.training:
-            recompute = partial(checkpoint, use_reentrant=False)
+        recompute = self.recomputing() if recompute is None else recompute
         positions = places.of_last(length) if places else (cache or Cache(0)).positions(length, tokens.device)
         x = encodings[0].embed(tokens if tokens.is_floating_point() else self.embedding(tokens), positions)
         for index, block in enumerate(self.blocks):
@@ -128,13 +125,6 @@ class DecoderLM(nn.Module):
             args = (x, encodings[index % len(encodings)], cache.layers[index] if cache else None, rows, places)
             x = block(*args) if recompute is None else recompute(block, *args)
         return self.norm(x)
-
-    def forward(
-        self, tokens: Int[Tensor, "b t"] | Float[Tensor, "b t m"], *, head: bool = True, **kwargs: Any
-    ) -> Float[Tensor, "b q v"]:
-        """Logits, or with ``head=False`` what :meth:`hidden` returns, by a call of the module: hooks on it count."""
-        hidden = self.hidden(tokens, **kwargs)
-        return self.head(hidden) if head else hidden
 
     def drawn_encodings(self, length: int, generator: torch.Generator | None = None) -> list[PositionalEncoding]:
         """The encodings of all layers; randomised ones share one draw of positions per forward pass."""
@@ -149,3 +139,31 @@ class DecoderLM(nn.Module):
         """Put constrained parameters of the encodings back into range; call after every optimizer step."""
         for pe in own_encodings(self.encodings):
             pe.project_()
+
+
+class DecoderLM(Decoder):
+    """A decoder-only language model with any encoding of the catalogue: token ids ``[batch, tokens]`` in, logits out.
+
+    Examples:
+        >>> model = DecoderLM(DecoderConfig(encoding="dape-alibi", layers=1, width=8, heads=2, vocabulary=5))
+        >>> model(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 5])
+    """
+
+    head: nn.Linear
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.build(config)
+
+    def recomputing(self) -> Recompute | None:
+        wanted = self.config.checkpoint_activations and self.training
+        return partial(checkpoint, use_reentrant=False) if wanted else None
+
+    def forward(
+        self, tokens: Int[Tensor, "b t"] | Float[Tensor, "b t m"], *, head: bool = True, **kwargs: Any
+    ) -> Float[Tensor, "b q v"]:
+        """Logits, or with ``head=False`` what :meth:`hidden` returns, by a call of the module: hooks on it count."""
+        hidden = self.hidden(tokens, **kwargs)
+        return self.head(hidden) if head else hidden

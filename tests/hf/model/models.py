@@ -2,6 +2,7 @@
 
 import torch
 
+from dape import DecoderLM
 from dape.hf import DapeConfig, DapeForCausalLM
 from dape.models.generate import Sampling, generate
 
@@ -24,6 +25,13 @@ def tiny(encoding: str = "dape-kerple", **others) -> DapeForCausalLM:
     return model
 
 
+def decoder(model: DapeForCausalLM) -> DecoderLM:
+    """The same weights in our own model."""
+    made = DecoderLM(model.config.for_decoder()).to(model.dtype).eval()
+    made.load_state_dict(model.model.state_dict())
+    return made
+
+
 def tokens(rows: int = 2, length: int = 7, seed: int = 1) -> torch.Tensor:
     return torch.randint(1, 19, (rows, length), generator=torch.Generator().manual_seed(seed))
 
@@ -35,4 +43,4 @@ def continued(model: DapeForCausalLM, prompt: torch.Tensor, new: int = 12, **kwa
 
 def ours(model: DapeForCausalLM, prompt: torch.Tensor, new: int = 12, **kwargs) -> torch.Tensor:
     sampling = kwargs.pop("sampling", Sampling(temperature=0))
-    return torch.stack(list(generate(model.model, prompt, new, sampling=sampling, **kwargs)), dim=1)
+    return torch.stack(list(generate(decoder(model), prompt, new, sampling=sampling, **kwargs)), dim=1)

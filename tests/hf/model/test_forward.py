@@ -5,14 +5,14 @@ import torch
 
 pytest.importorskip("transformers")
 
-from tests.hf.model.models import NAMES, tiny, tokens
+from tests.hf.model.models import NAMES, decoder, tiny, tokens
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_those_of_the_decoder(name):
     model = tiny(name)
     with torch.no_grad():
-        expected = model.model(tokens(2, 30))
+        expected = decoder(model)(tokens(2, 30))
         assert torch.equal(model(tokens(2, 30), use_cache=False).logits, expected)
         torch.testing.assert_close(model(tokens(2, 30)).logits, expected)
         embedded = model.get_input_embeddings()(tokens(2, 30))

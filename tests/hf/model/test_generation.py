@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from tests.hf.model.models import NAMES, RANDOM, continued, ours, tiny, tokens
+from tests.hf.model.models import NAMES, RANDOM, continued, decoder, ours, tiny, tokens
 from transformers import DynamicCache, PreTrainedTokenizerFast, StaticCache, pipeline
 
 from dape.models.generate import Sampling
@@ -18,7 +18,7 @@ def test_parts_with_a_cache_are_the_whole(name, kind):
     cache = DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(model.config, max_cache_len=30)
     with torch.no_grad():
         parts = [model(part, past_key_values=cache).logits for part in text.split([9, 1, 3, 1, 9], dim=1)]
-        torch.testing.assert_close(torch.cat(parts, dim=1), model.model(text))
+        torch.testing.assert_close(torch.cat(parts, dim=1), decoder(model)(text))
     assert int(cache.get_seq_length()) == 23
 
 

@@ -63,6 +63,6 @@ def test_projection_through_the_wrapper():
 
 def test_hooks_on_the_model_inside_run():
     model, seen = tiny(), []
-    model.model.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+    model.model.register_forward_hook(lambda module, args, out: seen.append(out.last_hidden_state.shape))
     model(tokens(), logits_to_keep=2)
     assert seen == [(2, 2, 32)]

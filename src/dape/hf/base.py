@@ -1,0 +1,211 @@
+"""``DapeModel``: the network of :class:`dape.DecoderLM` where the transformers library expects one of its own models.
+
+This module only translates: masks and position ids into places, the library's cache into ours, and the library's way of
+building models without weights into ours of starting them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache as LibraryCache
+from transformers import DynamicCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from dape.hf import checksums
+from dape.hf.attention import NO_WEIGHTS
+from dape.hf.config import DapeConfig
+from dape.hf.places import places_of
+from dape.models.cache import Cache
+from dape.models.decoder import Decoder, Recompute
+from dape.models.init import small_init_
+from dape.ops.attention.memory import LagMemory
+from dape.positional.base import PositionalEncoding
+from dape.positional.randomized import Randomized
+
+MEMORIES = "_dape_lags"
+"""Where the library's cache keeps our tables, per layer."""
+LOADED = "_is_hf_initialized"
+"""The library's mark on tensors and modules that hold their values already."""
+UNDRAWN = (
+    "{encoding} draws its positions at random, which all steps of a text must share. Fix one draw around the call:\n"
+    "    with model.drawn(LENGTH): model.generate(...)          LENGTH: of prompt and new tokens together"
+)
+
+
+class LibraryStore:
+    """One layer of the library's cache, as our decoder asks for it."""
+
+    def __init__(self, cache: LibraryCache, layer: int) -> None:
+        self._cache, self._layer = cache, layer
+        self.length = int(cache.get_seq_length(layer))
+        # A store lives for one call, the library's cache as long as the text.
+        self.lags: LagMemory = vars(cache).setdefault(MEMORIES, {}).setdefault(layer, LagMemory())
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        k_all, v_all = self._cache.update(k, v, self._layer)
+        self.length += k.shape[2]
+        # A static cache returns all of its room, the end of which is still empty.
+        return k_all[:, :, : self.length], v_all[:, :, : self.length]
+
+
+class DapePreTrainedModel(PreTrainedModel):
+    """Files and weights, the same for all of our models in the library."""
+
+    config: DapeConfig
+    config_class = DapeConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    # Encodings are handed to the blocks: all of the model lives on one device.
+    _no_split_modules = ["DapeModel"]  # noqa: RUF012 (as the library declares it)
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_sdpa = False
+    _supports_flash_attn = False
+    _supports_flex_attn = False
+
+    # Files -----------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the library's, after a look whether the files of a folder are those that were saved."""
+        folder = Path(str(pretrained_model_name_or_path), kwargs.get("subfolder") or "")
+        if folder.is_dir():
+            checksums.verify(folder)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any) -> None:
+        """As the library's, which Trainer calls too; then the checksums of what was saved."""
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+        if is_main_process:
+            checksums.note(Path(save_directory))
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Called where ``trust_remote_code`` loaded this class. The library would then save a copy of our source."""
+
+    # Weights ---------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """At the end of ``__init__``. Weights that are there (no shells on the device "meta") are started already."""
+        if not any(tensor.is_meta for tensor in self.state_dict().values()):
+            self._mark_started()
+        self.post_init()
+
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        """Called by the library after loading: what was not in the file starts as in a new model. From then on nothing
+        does, whatever becomes of the tensors, which lose their marks in a deep copy or another vocabulary."""
+        if getattr(self, LOADED, False):
+            return
+        missing = {n: t for n, t in self.state_dict(keep_vars=True).items() if not getattr(t, LOADED, False)}
+        if missing:
+            fresh = type(self)(self.config).state_dict()
+            for name, tensor in missing.items():
+                tensor.copy_(fresh[name])
+        self._mark_started()
+
+    def _mark_started(self) -> None:
+        for module in self.modules():
+            setattr(module, LOADED, True)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Called by the library for layers it makes itself, when the vocabulary is resized."""
+        if isinstance(module, nn.Linear | nn.Embedding) and not getattr(module, LOADED, False):
+            small_init_(module, self.config.width)
+
+
+class DapeModel(Decoder, DapePreTrainedModel):
+    """Tokens in, hidden states out: the part that knows nothing of the next token."""
+
+    _keys_to_ignore_on_load_unexpected = [r"(^|\.)head\.weight$"]  # noqa: RUF012 (of a whole language model)
+
+    def __init__(self, config: DapeConfig, *, head: bool = False) -> None:
+        """``head``: with the one of ``DapeForCausalLM``, whose weights stand among those of the network in files."""
+        super().__init__(config)
+        self.build(config.for_decoder(), head=head)
+        self.gradient_checkpointing = False
+        self.drawn: list[PositionalEncoding] | None = None
+        self._begin()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        assert isinstance(value, nn.Embedding)
+        setattr(value, LOADED, True)
+        self.embedding = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: LibraryCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        last: int | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """As in the library's own models.
+
+        ``attention_mask`` is 0 at padding, wherever that is. ``position_ids`` may start anew where documents are
+        packed, which then do not see each other (without cache). ``last``: hidden states of the last tokens only.
+        """
+        tokens = _one_of(input_ids, inputs_embeds)
+        if _asked(output_attentions, self.config.output_attentions):
+            raise ValueError(NO_WEIGHTS)
+        cache = self._cache(past_key_values, use_cache, position_ids)
+        past = 0 if cache is None else int(cache.get_seq_length())
+        seen: list[Tensor] | None = [] if _asked(output_hidden_states, self.config.output_hidden_states) else None
+        hidden = self.hidden(
+            tokens,
+            cache=None if cache is None else Cache([LibraryStore(cache, i) for i in range(self.config.layers)]),
+            encodings=self.drawn,
+            last=last if seen is None else None,
+            places=places_of(attention_mask, position_ids, tokens, past=past, cached=cache is not None),
+            seen=seen,
+        )
+        states: Any = None if seen is None else (*seen, hidden)
+        return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache, hidden_states=states)
+
+    def recomputing(self) -> Recompute | None:
+        return self._gradient_checkpointing_func if self.gradient_checkpointing and self.training else None
+
+    def _cache(
+        self, given: LibraryCache | None, wanted: bool | None, position_ids: Tensor | None
+    ) -> LibraryCache | None:
+        """The one given, a new one if it is wanted, or none: in training it would only hold the graph."""
+        if given is not None and not isinstance(given, LibraryCache):
+            raise TypeError(f"past_key_values must be a Cache of transformers, got {type(given).__name__}")
+        if self.recomputing() is not None:
+            if given is not None and int(given.get_seq_length()):
+                raise ValueError("gradient checkpointing computes blocks twice, which a cache would store twice")
+            return None
+        if given is None:
+            by_default = self.config.use_cache and not self.training and position_ids is None and not self.undrawn
+            if not (by_default if wanted is None else wanted):
+                return None
+        if self.undrawn:
+            raise ValueError(UNDRAWN.format(encoding=self.config.encoding))
+        return DynamicCache(config=self.config) if given is None else given
+
+    @property
+    def undrawn(self) -> bool:
+        return self.drawn is None and isinstance(self.encodings[0], Randomized)
+
+
+def _asked(here: bool | None, in_config: bool | None) -> bool:
+    return bool(in_config if here is None else here)
+
+
+def _one_of(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    if input_ids is not None and inputs_embeds is None:
+        return input_ids
+    if inputs_embeds is not None and input_ids is None:
+        return inputs_embeds
+    raise ValueError("give exactly one of input_ids and inputs_embeds")
