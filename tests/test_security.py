@@ -178,7 +178,7 @@ def test_a_pickle_in_a_folder_of_the_library_is_never_run(folder, tmp_path):
     for content in pickles():
         _never_run(tmp_path / "llama/model.safetensors", content, lambda: open_model(tmp_path / "llama"))
         _never_run(
-            tmp_path / "adapter/adapter.json", content, lambda: load_adapter(make("llama"), tmp_path / "adapter")
+            tmp_path / "adapter/adapter_config.json", content, lambda: load_adapter(make("llama"), tmp_path / "adapter")
         )
     (tmp_path / "llama/model.safetensors").unlink()
     for content in pickles():

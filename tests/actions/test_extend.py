@@ -34,7 +34,8 @@ def test_extend_is_the_command(capsys):
     theirs = read_rows(Path("theirs/results.jsonl"))
     assert [(row.label, row.length, row.value) for row in found.rows] == [(r.label, r.length, r.value) for r in theirs]
     assert found.finished and found.rows == read_rows(Path("mine/results.jsonl"))
-    ours, other = (Path(folder, "adapter.safetensors").read_bytes() for folder in (found.adapter, "theirs/adapter"))
+    name = "adapter_model.safetensors"
+    ours, other = (Path(folder, name).read_bytes() for folder in (found.adapter, "theirs/adapter"))
     assert ours == other
     assert found.table() == Path("mine/table.md").read_text() == Path("theirs/table.md").read_text()
     assert found.figure().axes and all(Path("mine", name).exists() for name in found.files)

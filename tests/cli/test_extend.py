@@ -71,7 +71,7 @@ def test_before_and_after(capsys):
     assert "training 460 numbers for 3 steps of 2 x 64 tokens" in told and "dape.hf.load_adapter" in told
     model = transformers.AutoModelForCausalLM.from_pretrained("model")
     load_adapter(model, "out/adapter")
-    about = json.loads(Path("out/adapter/adapter.json").read_text())["about"]
+    about = json.loads(Path("out/adapter/adapter_config.json").read_text())["about"]
     assert about["tuning"]["length"] == 64
     assert not Path("out/tuning").exists() and Path("out/curves.png").exists()
 
@@ -163,7 +163,7 @@ def test_stopped_and_gone_on(monkeypatch):
     extend(expect=130)
     assert [path.name for path in Path("out/tuning/checkpoints").iterdir()] == ["step-00000002"]
     extend()
-    one, other = (Path(folder, "adapter/adapter.safetensors").read_bytes() for folder in ("whole", "out"))
+    one, other = (Path(folder, "adapter/adapter_model.safetensors").read_bytes() for folder in ("whole", "out"))
     assert one == other
 
 
@@ -179,14 +179,14 @@ def test_dropout_of_the_model_goes_on_too(monkeypatch):
 def test_yarn_under_the_adapter_reaches_as_far_as_is_measured():
     """32 training lengths by default; what is loaded again has the same rotation."""
     extend("--rope", "yarn")
-    facts = json.loads(Path("out/adapter/adapter.json").read_text())
+    facts = json.loads(Path("out/adapter/adapter_config.json").read_text())
     longest = max(row.length for row in read_rows(Path("out/after.jsonl")))
     assert facts["rope"] == "yarn" and facts["factor"] == longest / facts["train_length"] > 1
     extend("--rope", "yarn", "--factor", "0.5", "--out", "other", expect=2)
 
 
 def rotation(out: str) -> tuple[str, float]:
-    facts = json.loads(Path(out, "adapter/adapter.json").read_text())
+    facts = json.loads(Path(out, "adapter/adapter_config.json").read_text())
     return facts["rope"], facts["factor"]
 
 
@@ -375,8 +375,8 @@ def test_the_end_of_a_document_is_the_models(capsys):
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("adapter/adapter.safetensors", "adapter.safetensors: damaged, it is not what was written"),
-        ("adapter/adapter.json", "adapter.json: is not what it should be"),
+        ("adapter/adapter_model.safetensors", "adapter_model.safetensors: damaged, it is not what was written"),
+        ("adapter/adapter_config.json", "adapter_config.json: is not what it should be"),
         ("extend.json", "extend.json is damaged"),
     ],
 )

@@ -185,7 +185,7 @@ KINDS = {
     "corpus": Kind("data", (), read_corpus),
     "rows": Kind("rows", ("rows.jsonl",), lambda f: len(read_rows(f / "rows.jsonl")), exact=False),
     "maps": Kind("maps", ("maps.json", "maps.npz", "images.npz"), read_map_folder),
-    "adapter": Kind("adapter", ("adapter.json", "adapter.safetensors"), read_adapter),
+    "adapter": Kind("adapter", ("adapter_config.json", "adapter_model.safetensors"), read_adapter),
     "tuning": Kind("tuning", ("model.safetensors", "optimizer.safetensors", "checkpoint.json"), read_tuning),
     "extend": Kind("extend", ("extend.json",), read_extend),
     "export": Kind(

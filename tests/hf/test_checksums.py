@@ -190,7 +190,7 @@ def test_the_trainer_saves_right_checksums(model, tmp_path):
 # Adapters ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["adapter.safetensors", "adapter.json"])
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
 def test_a_flipped_bit_of_an_adapter_is_noticed(tmp_path, name):
     save_adapter(extend(make("llama")), tmp_path / "a")
     path = tmp_path / "a" / name
@@ -206,9 +206,9 @@ def test_a_flipped_bit_of_an_adapter_is_noticed(tmp_path, name):
 
 def test_adapters_from_before_have_no_checksums(tmp_path):
     save_adapter(extend(make("llama")), tmp_path / "a")
-    facts = json.loads((tmp_path / "a/adapter.json").read_text())
+    facts = json.loads((tmp_path / "a/adapter_config.json").read_text())
     del facts["sha256"], facts["checksum"]
-    (tmp_path / "a/adapter.json").write_text(json.dumps(facts))
+    (tmp_path / "a/adapter_config.json").write_text(json.dumps(facts))
     load_adapter(make("llama"), tmp_path / "a")
 
 

@@ -12,13 +12,13 @@ from dape.actions.extend_plan import (
     ExtendOptions,
     Rotation,
     check_table,
-    config_of,
     corpus_of,
     evaluation_of,
-    host_of,
+    length_of,
     lessons_of,
     open_host,
     own_encoding,
+    table_of,
     tuning_of,
 )
 from dape.actions.extend_work import (
@@ -174,8 +174,7 @@ def _extend(options: ExtendOptions) -> Extended:
     device = use_device(options.device)
     set_threads(options.threads)
     model = open_host(options, device)
-    length = options.train_length or config_of(model).max_position_embeddings
-    table = None if host_of(model).rotates else config_of(model).max_position_embeddings
+    length, table = length_of(options, model), table_of(model)
     evaluation, tuning = evaluation_of(options, length, table), tuning_of(options, length, table)
     evaluation.check()
     tuning.check()

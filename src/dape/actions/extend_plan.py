@@ -95,8 +95,8 @@ def open_host(options: ExtendOptions, device: Any) -> "nn.Module":
 
 def _check_before_loading(options: ExtendOptions) -> None:
     """Weights may be many."""
-    from dape.hf.adapter import check_method
     from dape.hf.hosts import check_type
+    from dape.hf.methods import check_method
 
     try:
         check_method(options.method)
@@ -113,13 +113,30 @@ def rotation_of(options: ExtendOptions, model: "nn.Module") -> dict[str, Any]:
     """Arguments of ``dape.hf.extend``."""
     from dape.hf.hosts import has_plain_rotation
 
-    length = options.train_length or config_of(model).max_position_embeddings
+    length = length_of(options, model)
     factor = max(evaluation_of(options, length).lengths) / length if options.factor is None else options.factor
     rope = options.rope
     if rope == "auto":
         # A factor that was asked for asks for YaRN, which says why if it is not possible.
         rope = "yarn" if options.factor is not None or (factor > 1 and has_plain_rotation(model)) else "keep"
     return {"rope": rope, "factor": factor if rope == "yarn" or options.factor is not None else 1.0}
+
+
+def length_of(options: ExtendOptions, model: "nn.Module") -> int:
+    """Tokens that the model was trained at."""
+    from dape.hf.hosts import own_length
+
+    length = options.train_length or own_length(config_of(model))
+    if length is None:
+        raise UsageError(f"{options.model}: its config.json does not say how long its texts were: give `train_length`")
+    return length
+
+
+def table_of(model: "nn.Module") -> int | None:
+    """Positions that the model has, if their number is fixed."""
+    from dape.hf.hosts import own_length
+
+    return own_length(config_of(model)) if own_encoding(model) == "learned" else None
 
 
 def config_of(model: "nn.Module") -> Any:
@@ -134,7 +151,9 @@ def host_of(model: "nn.Module") -> "Host":
 
 def own_encoding(model: "nn.Module") -> str:
     """What the model came with, as `dape list` calls it."""
-    return "rope" if host_of(model).rotates else "learned"
+    from dape.hf.hosts import own_encoding
+
+    return own_encoding(model)
 
 
 def corpus_of(options: ExtendOptions, model: "nn.Module") -> "Corpus":

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from types import MethodType
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dape.hf.attention import NAME, NO_WEIGHTS, PACKED, PLACE, register, starts_anew
+from dape.hf.families import FAMILIES
 from dape.hf.hosts import (
     Host,
     Rotation,
@@ -32,11 +34,8 @@ from dape.hf.hosts import (
     scale_rotation,
     set_dropout,
 )
-from dape.positional.base import AdditiveBias, PositionalEncoding, require_encoding
-from dape.positional.build import build
-from dape.positional.catalogue import ENTRIES, find
-from dape.positional.gated import Gated
-from dape.positional.names import DAPE, DAPE_V2, parse
+from dape.hf.methods import check_for_host, check_method, new_encoding
+from dape.positional.base import PositionalEncoding, require_encoding
 
 Rope = Literal["keep", "remove", "yarn"]
 HANDLE, WARNED = "_dape_adapter", "_dape_warned"
@@ -91,13 +90,12 @@ def extend(
     encodings = [new_encoding(adapter).to(device_of(layer)) for layer in layers]
     own_config(model)
     library = library_model(model)
-    before = _switch(library, NAME)
-    frozen = _freeze(library) if freeze else set()
+    inside = _Inside(adapter)
+    inside.switch_on(library)
+    inside.frozen = _freeze(library) if freeze else set()
     for layer, pe in zip(layers, encodings, strict=True):
         layer.add_module(PLACE, pe)
-    rotations = scale_rotation(model, "yarn", factor, adapter.train_length) if rope == "yarn" else []
-    dropout = [set_dropout(layer, 0.0) for layer in layers]
-    object.__setattr__(library, HANDLE, _Inside(adapter, before, _hooks(library, rope), dropout, rotations, frozen))
+    object.__setattr__(library, HANDLE, inside)
     return model
 
 
@@ -117,8 +115,11 @@ def plan(
         raise ValueError("the model has an adapter already; dape.hf.remove(model) takes it out")
     check_rope(model, host, rope, factor)
     check_method(method)
+    check_for_host(method, host)
     check_attention(model)
     length = host.train_length if train_length is None else train_length
+    if length is None:
+        raise ValueError(f"the configuration of this {host.model_type} does not say its length: pass train_length=2048")
     adapter = Adapter(
         method=method, options=options, zero_init=zero_init, rope=rope, factor=factor, train_length=length, host=host
     )
@@ -140,69 +141,61 @@ def check_rope(model: nn.Module, host: Host, rope: str, factor: float) -> None:
         check_unscaled(model)
 
 
-def check_method(method: str) -> None:
-    if not isinstance(method, str):
-        raise TypeError(f"an adapter is chosen by its name, a string such as 'dape-kerple'; got {method!r}")
-    entry, name = find(method), parse(method)
-    if "rotate" in entry.hook:
-        raise ValueError(
-            f"{method}: turns queries and keys, but the model has its own rotation, or was trained without any. For a "
-            "slower one use rope='yarn', factor=... (`dape extend --rope yarn --factor ...`) under another adapter; "
-            f"{_possible()}"
-        )
-    if name.randomized or (entry.hook != "bias" and not name.wrapper):
-        raise ValueError(f"{method}: an adapter is an additive bias or DAPE; {_possible()}")
-
-
-def _possible() -> str:
-    biases = [entry.name for entry in ENTRIES.values() if entry.hook == "bias"]
-    bases = [entry.name for entry in ENTRIES.values() if entry.dape and "rotate" not in entry.hook]
-    return f"possible: {', '.join(biases)}, and dape-X with X one of {', '.join(bases)}"
-
-
-def new_encoding(adapter: Adapter) -> PositionalEncoding:
-    host, options = adapter.host, dict(adapter.options)
-    name = parse(adapter.method)
-    is_dape = name.wrapper == DAPE
-    if adapter.zero_init and name.wrapper == DAPE_V2:
-        raise ValueError("dape-v2 cannot start as the model it is put into; use zero_init=False, or dape-X")
-    has_bias = find(name.base).hook == "bias" if is_dape else False
-    if adapter.zero_init and is_dape:
-        if options.get("zero_init_out", True) is not True:
-            raise ValueError(
-                f"zero_init_out={options['zero_init_out']!r} lets f change the model from the start, zero_init=True "
-                "promises that nothing does; pass zero_init=False, or leave zero_init_out away"
-            )
-        # B itself would change the model; f sees it, and is 0 at first.
-        options = {"zero_init_out": True, **({"variant": "concat"} if has_bias else {}), **options}
-        if options.get("variant", "concat") not in ("concat", "bias_map"):
-            raise ValueError(
-                f"variant={options['variant']!r} adds B from the start; with zero_init choose concat or bias_map"
-            )
-    pe = build(
-        adapter.method,
-        num_heads=host.heads,
-        head_dim=host.head_dim,
-        model_dim=host.width,
-        train_length=adapter.train_length,
-        **options,
-    )
-    if adapter.zero_init and isinstance(pe, AdditiveBias):
-        return Gated(pe.dims, pe)
-    return pe
-
-
 @dataclass
 class _Inside:
     """An adapter in its model, and what :func:`remove` puts back."""
 
     adapter: Adapter
-    implementation: str
-    handles: list[RemovableHandle]
-    dropout: list[float]
-    rotations: list[Rotation]
-    frozen: set[str]
+    frozen: set[str] = field(default_factory=set)
     """Parameters by name."""
+    before: "_Before | None" = None
+    """None while it is switched off."""
+
+    def switch_on(self, model: nn.Module) -> None:
+        """Attention with the adapter; what is refused leaves the model as it was."""
+        if self.before is not None:
+            return
+        adapter, layers = self.adapter, attention_layers(model)
+        family = FAMILIES[adapter.host.model_type]
+        before = _Before(_switch(model, NAME))
+        if adapter.rope == "yarn":
+            before.rotations = scale_rotation(model, "yarn", adapter.factor, adapter.train_length)
+        before.dropout = [set_dropout(layer, family.dropout, 0.0) for layer in layers]
+        before.handles = _hooks(model, adapter.rope)
+        before.forwards = [vars(layer).get("forward") for layer in layers]
+        for layer in layers if family.forward else ():
+            layer.forward = MethodType(family.forward, layer)
+        self.before = before
+
+    def switch_off(self, model: nn.Module) -> None:
+        """Attention as it was, the adapter's tensors in their places."""
+        before, layers = self.before, attention_layers(model)
+        if before is None:
+            return
+        family = FAMILIES[self.adapter.host.model_type]
+        for layer, dropout, forward in zip(layers, before.dropout, before.forwards, strict=True):
+            set_dropout(layer, family.dropout, dropout)
+            if family.forward:
+                del layer.forward
+            if family.forward and forward:
+                layer.forward = forward
+        for handle in before.handles:
+            handle.remove()
+        restore_rotation(before.rotations)
+        _switch(model, before.implementation)
+        self.before = None
+
+
+@dataclass
+class _Before:
+    """What :meth:`_Inside.switch_on` changed."""
+
+    implementation: str
+    handles: list[RemovableHandle] = field(default_factory=list)
+    dropout: list[float] = field(default_factory=list)
+    rotations: list[Rotation] = field(default_factory=list)
+    forwards: list[Any] = field(default_factory=list)
+    """Of attention layers that had one of their own, as accelerate gives them."""
 
 
 def _freeze(model: nn.Module) -> set[str]:
@@ -269,7 +262,10 @@ def _switch(model: nn.Module, implementation: str) -> str:
     register()
     config: Any = model.config
     before = config._attn_implementation
-    model.set_attn_implementation(implementation)  # pyright: ignore[reportCallIssue]
+    if FAMILIES[config.model_type].forward:  # the name chooses the mask alone
+        config._attn_implementation = implementation
+    else:
+        model.set_attn_implementation(implementation)  # pyright: ignore[reportCallIssue]
     if config._attn_implementation != implementation:
         raise ValueError(
             f"{config.model_type} does not let its attention be replaced (it stays with "
@@ -284,10 +280,10 @@ def _no_rotation(module: nn.Module, args: Any, output: tuple[torch.Tensor, torch
 
 
 def adapter_of(model: nn.Module) -> Adapter:
-    return _inside(model).adapter
+    return inside_of(model).adapter
 
 
-def _inside(model: nn.Module) -> _Inside:
+def inside_of(model: nn.Module) -> _Inside:
     found = getattr(model, HANDLE, None)
     if found is None:
         raise ValueError("the model has no adapter; dape.hf.extend(model, ...) puts one in")
@@ -314,14 +310,10 @@ def project_(model: nn.Module) -> None:
 def remove(model: nn.Module) -> nn.Module:
     """The model as it was before :func:`extend`; what that froze may be trained again, unless peft is in the model,
     which then decides what is trained."""
-    inside, library = _inside(model), library_model(model)
-    for layer, dropout in zip(attention_layers(model), inside.dropout, strict=True):
+    inside, library = inside_of(model), library_model(model)
+    inside.switch_off(library)
+    for layer in attention_layers(model):
         delattr(layer, PLACE)
-        set_dropout(layer, dropout)
-    for handle in inside.handles:
-        handle.remove()
-    restore_rotation(inside.rotations)
-    _switch(library, inside.implementation)
     for name, parameter in [] if _holds_peft(library) else library.named_parameters():
         if name in inside.frozen:
             parameter.requires_grad_(True)

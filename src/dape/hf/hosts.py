@@ -8,7 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-SUPPORTED = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3")
+from dape.hf.families import FAMILIES, check_family, layers_in
+
+SUPPORTED = tuple(FAMILIES)
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,8 @@ class Host:
     heads: int
     head_dim: int
     width: int
-    train_length: int
-    """As its configuration has it; what it was really trained at may be less."""
+    train_length: int | None
+    """As its configuration has it; what it was really trained at may be less; None where it says nothing (Bloom)."""
     rotates: bool
     kv_heads: int | None = None
     """This and what follows: None where an older version of dape saved the adapter."""
@@ -56,37 +58,40 @@ def describe(model: nn.Module) -> Host:
         heads=heads,
         head_dim=getattr(config, "head_dim", None) or width // heads,
         width=width,
-        train_length=config.max_position_embeddings,
-        rotates=kind != "gpt2",
+        train_length=own_length(config),
+        rotates=own_encoding(model) == "rope",
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         vocabulary=config.vocab_size,
         rope_parameters=copy.deepcopy(getattr(config, "rope_parameters", None)),
     )
 
 
+def own_encoding(model: nn.Module) -> str:
+    """What the model came with, as `dape list` calls it."""
+    config: Any = model.config
+    check_type(config.model_type)
+    return FAMILIES[config.model_type].positions
+
+
+def own_length(config: Any) -> int | None:
+    """The longest text of a configuration, if it says."""
+    family = FAMILIES.get(config.model_type)
+    return getattr(config, family.length if family else "max_position_embeddings", None)
+
+
 def check_attention(model: nn.Module) -> None:
     """Refuse what the operator cannot compute before anything is changed."""
-    config: Any = getattr(model, "config", None)
+    config: Any = model.config
     host, groups = describe(model), getattr(config, "num_key_value_heads", None)
     if groups and host.heads % groups:
         raise ValueError(f"{host.model_type}: {host.heads} query heads cannot share {groups} key heads equally")
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None and getattr(config, "sliding_window", None) is None:
-        return
-    if kinds is None or any(kind != "full_attention" for kind in kinds):
-        how = f"layer_types={['full_attention']} * {host.layers}" if kinds else "sliding_window=None"
-        raise ValueError(
-            f"{host.model_type}: attention with a sliding window of {config.sliding_window} tokens cannot hold an "
-            f"adapter. Load the model without: from_pretrained(..., {how}), or the same in its config.json. Up to "
-            f"{config.sliding_window} tokens it computes what it did"
-        )
+    check_family(config)
 
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:
     """In the order of the layers."""
-    found = [m for m in model.modules() if type(m).__name__.endswith("Attention") and hasattr(m, "layer_idx")]
-    found.sort(key=lambda module: module.layer_idx)  # pyright: ignore[reportArgumentType, reportCallIssue]
     host = describe(model)
+    found = layers_in(library_model(model), FAMILIES[host.model_type])
     if len(found) != host.layers:
         raise ValueError(
             f"{host.model_type}: found {len(found)} attention layers, the configuration says {host.layers}"
@@ -151,7 +156,10 @@ def has_plain_rotation(model: nn.Module) -> bool:
 
 def _rope_type(model: nn.Module) -> str:
     config: Any = model.config
-    return config.rope_parameters.get("rope_type", "default")
+    given = config.rope_parameters
+    if any(isinstance(each, dict) for each in given.values()):  # Gemma 3
+        return "of its own for each kind of layer"
+    return given.get("rope_type", "default")
 
 
 def check_unscaled(model: nn.Module) -> None:
@@ -167,10 +175,10 @@ def restore_rotation(before: list[Rotation]) -> None:
         rotary.inv_freq, rotary.attention_scaling = frequencies.to(rotary.inv_freq.device), scale
 
 
-def set_dropout(layer: nn.Module, share: float) -> float:
+def set_dropout(layer: nn.Module, name: str, share: float) -> float:
     """Of attention weights; the share it was."""
-    dropout = getattr(layer, "attn_dropout", None)
-    where, name = (dropout, "p") if isinstance(dropout, nn.Dropout) else (layer, "attention_dropout")
+    dropout: Any = getattr(layer, name, 0.0)
+    where, name = (dropout, "p") if isinstance(dropout, nn.Dropout) else (layer, name)
     before = float(getattr(where, name, 0.0))
     if before != share:
         setattr(where, name, share)

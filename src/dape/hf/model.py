@@ -14,8 +14,8 @@ from dape.hf.base import LOADED, UNDRAWN, DapeModel, DapePreTrainedModel
 from dape.hf.config import DapeConfig
 
 RIGHT_PADDING = (
-    "the prompts are padded on the right (attention_mask ends in 0), so that the text would go on after padding. Pad on "
-    'the left: tokenizer.padding_side = "left", and tokenize again'
+    "the prompts are padded on the right (attention_mask ends in 0), so that the text would go on after padding. Pad "
+    'on the left: tokenizer.padding_side = "left", and tokenize again'
 )
 
 

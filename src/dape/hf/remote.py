@@ -18,7 +18,7 @@ AUTO_MAP = {
 # The import stands inside `try`: of others the library would say itself what is missing, and advise to install whatever
 # an index calls by that name.
 _TEXT = '''\
-"""For transformers, with trust_remote_code=True: where the classes are that config.json names. Written by dape {version}."""
+"""For transformers with trust_remote_code=True: the classes that config.json names. Written by dape {version}."""
 
 try:
     from dape.hf import DapeConfig, DapeForCausalLM, DapeModel

@@ -21,15 +21,29 @@ def fingerprint(model: nn.Module) -> str | None:
     """
     library: Any = model
     digest = hashlib.sha256()
-    for name, parameter in library.base_model.named_parameters():
+    body = library.base_model
+    others = _of_peft(body)
+    for given, parameter in body.named_parameters():
+        name = given.replace(".base_layer.", ".")
         if parameter.is_meta:  # put aside by accelerate
             return None
-        if f".{PLACE}." in name or not parameter.numel():
+        if f".{PLACE}." in name or not parameter.numel() or given.startswith(others):
             continue
         at = torch.arange(SAMPLES, device=parameter.device) * (parameter.numel() - 1) // (SAMPLES - 1)
         sample = parameter.detach().flatten()[at].to(torch.bfloat16).float().cpu()
         digest.update(f"{name} {list(parameter.shape)} {sample.tolist()}\n".encode())
     return digest.hexdigest()
+
+
+def _of_peft(body: nn.Module) -> tuple[str, ...]:
+    """What peft has put beside the model's own layers, by the beginnings of names."""
+    return tuple(
+        f"{name}.{child}."
+        for name, module in body.named_modules()
+        if type(module).__module__.partition(".")[0] == "peft"
+        for child, _ in module.named_children()
+        if child != "base_layer"
+    )
 
 
 def folder_hashes(folder: Path) -> dict[str, str]:

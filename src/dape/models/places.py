@@ -1,6 +1,6 @@
 """Where the tokens of a batch stand, where that is not 0, 1, 2, ... in every row: padding, packed documents."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,12 @@ class Places:
         positions = as_positions("positions", positions)
         starts = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
         return Places(positions=positions, padding=padding, documents=starts.long().cumsum(1), unbroken=True)
+
+    def last(self, keys: int) -> "Places":
+        """Without the first keys, which a cache has let go."""
+        first = self.positions.shape[1] - keys
+        cut = {n: x if x is None else x[:, first:] for n in ("padding", "documents") for x in (getattr(self, n),)}
+        return self if first == 0 else replace(self, positions=self.positions[:, first:], **cut)
 
     def of_last(self, tokens: int) -> Int[Tensor, "b t"]:
         return self.positions[:, -tokens:]

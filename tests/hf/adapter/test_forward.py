@@ -6,17 +6,16 @@ import torch
 pytest.importorskip("transformers")
 
 import transformers
-from tests.hf.adapter.models import COMMON, METHODS, make, shake
+from tests.hf.adapter.models import COMMON, CORE, METHODS, make, shake
 
 from dape.hf import adapter_parameters, extend, remove
 from dape.hf import attention as interface
 from dape.hf.adapter import encodings_of
-from dape.hf.hosts import SUPPORTED
 from dape.ops.attention import operator
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("kind", CORE)
 def test_nothing_changes_at_first(kind, method, tokens):
     model = make(kind)
     before = model(tokens).logits
@@ -28,7 +27,7 @@ def test_nothing_changes_at_first(kind, method, tokens):
     assert torch.equal(model(tokens).logits, before)
 
 
-@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("kind", CORE)
 def test_the_future_is_hidden(kind, tokens):
     model = extend(make(kind), "dape-kerple")
     shake(model)
@@ -39,7 +38,7 @@ def test_the_future_is_hidden(kind, tokens):
     assert (one[:, 20:] - other[:, 20:]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("kind", CORE)
 def test_logits_are_the_formula(kind, tokens, monkeypatch):
     """One layer by hand: A + f([A; B]), the scores those of the model itself."""
     model = extend(make(kind), "dape-kerple")
@@ -105,7 +104,7 @@ def test_half_precision(tokens):
     torch.testing.assert_close(after.float(), before.float(), atol=0.05, rtol=0.05)
 
 
-@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("kind", CORE)
 def test_mixed_precision_is_near(kind, tokens):
     model = extend(make(kind), "dape-kerple").train()
     shake(model)

@@ -6,14 +6,13 @@ import torch
 pytest.importorskip("transformers")
 
 import transformers
-from tests.hf.adapter.models import ROTATING, generate, make, shake
+from tests.hf.adapter.models import CORE, ROTATING, generate, make, shake
 
 from dape.hf import extend
-from dape.hf.hosts import SUPPORTED
 
 
 @pytest.mark.parametrize("method", ["dape-kerple", "dape-fire"])
-@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("kind", CORE)
 def test_generation_with_and_without_cache(kind, method, tokens):
     model = extend(make(kind), method)
     shake(model)
@@ -36,7 +35,7 @@ def test_generation_with_and_without_cache_under_yarn(kind, tokens):
     torch.testing.assert_close(last[:, 0], whole[:, -1], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("kind", CORE)
 def test_padding_on_the_left_in_logits(kind, tokens):
     model = extend(make(kind), "dape-kerple")
     shake(model)
@@ -52,7 +51,7 @@ def test_padding_on_the_left_in_logits(kind, tokens):
 
 
 @pytest.mark.parametrize("method", ["dape-kerple", "dape-fire"])
-@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("kind", CORE)
 def test_padding_on_the_left(kind, method, tokens):
     model = extend(make(kind), method)
     shake(model)

@@ -5,17 +5,17 @@ import torch
 
 pytest.importorskip("transformers")
 
-from tests.hf.adapter.models import make, shake
+from tests.hf.adapter.models import CORE, make, shake
 
 from dape.hf import adapter_parameters, extend, load_adapter, remove, save_adapter
-from dape.hf.hosts import SUPPORTED, attention_layers, describe
+from dape.hf.hosts import attention_layers, describe
 
 
 def test_describe():
     assert describe(make("qwen3")).head_dim == 16 and describe(make("gpt2")).rotates is False
 
 
-@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("kind", CORE)
 def test_dropout_comes_back(kind, tokens):
     model = make(kind, **{"attn_pdrop" if kind == "gpt2" else "attention_dropout": 0.4}).train()
 
@@ -40,7 +40,7 @@ def test_what_was_frozen_before_stays_frozen():
     assert {name: p.requires_grad for name, p in model.named_parameters()} == before
 
 
-@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("kind", CORE)
 def test_models_of_one_configuration_are_independent(kind, tokens):
     first = make(kind)
     config = first.config

@@ -5,17 +5,16 @@ import torch
 
 pytest.importorskip("transformers")
 
-import transformers
-from tests.hf.adapter.models import generate, make
+from tests.hf.adapter.models import CORE, generate, make
 
 from dape.hf import extend, remove, save_adapter
-from dape.hf.hosts import SUPPORTED, attention_layers
+from dape.hf.hosts import attention_layers
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda m: extend(torch.nn.Linear(2, 2)), "Linear: adapters exist for gpt2, gpt_neox, llama"),
+        (lambda m: extend(torch.nn.Linear(2, 2)), "Linear: adapters exist for bloom, falcon, gemma, "),
         (lambda m: extend(m, "rope"), "rope: turns queries and keys, but the model has its own rotation"),
         (lambda m: extend(m, "dape-rope"), "use rope='yarn', factor=.*possible: t5, alibi.*dape-X with X one of nope"),
         (lambda m: extend(m, "dape-pi"), "dape-pi: turns queries and keys"),
@@ -31,6 +30,19 @@ from dape.hf.hosts import SUPPORTED, attention_layers
         (lambda m: extend(m, "dape-v2-kerple"), "dape-v2 cannot start as the model"),
         (lambda m: extend(m, hiden=3), "hiden"),
         (lambda m: extend(extend(m)), "has an adapter already"),
+        (
+            lambda m: extend(make("bloom"), train_length=64),
+            "trained with ALiBi.*Possible is dape-alibi.*got dape-kerple",
+        ),
+        (lambda m: extend(make("bloom"), "dape-alibi"), "does not say its length: pass train_length"),
+        (
+            lambda m: extend(make("bloom"), "dape-alibi", train_length=64, variant="concat"),
+            "leaves the model's own B away; with zero_init choose concat_residual or add_residual",
+        ),
+        (lambda m: extend(make("bloom"), "dape-alibi", train_length=64, rope="remove"), "has no rotation to remove"),
+        (lambda m: extend(make("mpt", n_heads=6, d_model=36), "dape-alibi"), "mpt with 6 heads orders its slopes"),
+        (lambda m: extend(make("falcon", alibi=True)), "only Falcon models with rotation"),
+        (lambda m: extend(make("gemma3_text"), rope="yarn", factor=4.0), "of its own for each kind of layer"),
         (lambda m: remove(m), "the model has no adapter"),
         (lambda m: save_adapter(m, "nowhere"), "the model has no adapter"),
     ],
@@ -66,28 +78,7 @@ def test_key_heads_that_do_not_divide():
         extend(model)
 
 
-WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-
-
-@pytest.mark.parametrize(
-    ("kind", "window", "words", "advice"),
-    [
-        ("mistral", {"sliding_window": 8}, "sliding_window=None", {"sliding_window": None}),
-        ("qwen2", WINDOW, r"layer_types=\['full_attention'\] \* 2", {"layer_types": ["full_attention"] * 2}),
-        ("qwen3", WINDOW, r"layer_types=\['full_attention'\] \* 2", {"layer_types": ["full_attention"] * 2}),
-    ],
-)
-def test_a_sliding_window_is_refused_and_the_advice_helps(kind, window, words, advice, tokens, tmp_path):
-    model = make(kind, **window)
-    with pytest.raises(ValueError, match=f"sliding window of 8 tokens.*{words}"):
-        extend(model)
-    model.save_pretrained(tmp_path)
-    advised = extend(transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **advice))
-    torch.testing.assert_close(advised(tokens[:, :8]).logits, model(tokens[:, :8]).logits, atol=1e-5, rtol=1e-5)
-    advised(tokens)
-
-
-@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("kind", CORE)
 def test_weights_that_do_not_exist_are_not_promised(kind, tokens):
     model = make(kind)
     extend(model, "dape-kerple", train_length=8)
@@ -101,7 +92,7 @@ def test_weights_that_do_not_exist_are_not_promised(kind, tokens):
 
 
 @pytest.mark.parametrize("more", [{"use_cache": False}, {}, {"attention_mask": torch.ones(2, 37, dtype=torch.long)}])
-@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("kind", CORE)
 def test_packed_sequences_are_refused(kind, more, tokens):
     model = extend(make(kind))
     positions = torch.cat([torch.arange(20), torch.arange(17)]).expand(2, -1)

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("transformers")
 
 import transformers
-from tests.hf.adapter.models import COMMON, METHODS, ROTATING, make, shake
+from tests.hf.adapter.models import COMMON, CORE, METHODS, ROTATING, make, shake
 
 from dape.hf import adapter_of, extend, load_adapter, remove, save_adapter
-from dape.hf.hosts import SUPPORTED, attention_layers
+from dape.hf.hosts import attention_layers
 from dape.hf.weights import fingerprint
 
 
@@ -23,7 +23,7 @@ from dape.hf.weights import fingerprint
     ("kind", "method"),
     [
         *((kind, method) for kind in ("llama", "gpt2") for method in [*METHODS, "dape-alibi", "t5"]),
-        *((kind, "dape-kerple") for kind in SUPPORTED if kind not in ("llama", "gpt2")),
+        *((kind, "dape-kerple") for kind in CORE if kind not in ("llama", "gpt2")),
     ],
 )
 def test_saved_and_loaded(kind, method, tokens, tmp_path):
@@ -35,7 +35,7 @@ def test_saved_and_loaded(kind, method, tokens, tmp_path):
     fresh = load_adapter(make(kind), tmp_path / "a")
     assert torch.equal(fresh(tokens).logits, expected)
     assert adapter_of(fresh) == adapter_of(model)
-    assert json.loads((tmp_path / "a" / "adapter.json").read_text())["about"] == {"note": "mine"}
+    assert json.loads((tmp_path / "a" / "adapter_config.json").read_text())["about"] == {"note": "mine"}
 
 
 @pytest.mark.parametrize("kind", ROTATING)
@@ -84,7 +84,7 @@ def test_another_model(tmp_path):
     wider = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**COMMON, "num_hidden_layers": 3}))
     with pytest.raises(ValueError, match="layers 2, the model has 3"):
         load_adapter(wider, tmp_path / "a")
-    with pytest.raises(ValueError, match=r"holds no adapter \(no adapter.json"):
+    with pytest.raises(ValueError, match=r"holds no adapter \(no adapter_config.json"):
         load_adapter(make("llama"), tmp_path / "b")
 
 
@@ -121,8 +121,8 @@ def _facts(**changes):
     def change(folder: Path) -> None:
         """As a version without checksums would have written it."""
         before = {"sha256": None, "checksum": None}
-        facts = json.loads((folder / "adapter.json").read_text()) | before | changes
-        (folder / "adapter.json").write_text(json.dumps({k: v for k, v in facts.items() if v is not None}))
+        facts = json.loads((folder / "adapter_config.json").read_text()) | before | changes
+        (folder / "adapter_config.json").write_text(json.dumps({k: v for k, v in facts.items() if v is not None}))
 
     return change
 
@@ -131,7 +131,7 @@ def test_an_adapter_of_an_older_version(tokens, tmp_path):
     model = extend(make("llama"))
     shake(model)
     save_adapter(model, tmp_path / "a")
-    facts = json.loads((tmp_path / "a" / "adapter.json").read_text())
+    facts = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
     for name in ("kv_heads", "vocabulary", "rope_parameters"):
         del facts["host"][name]
     _facts(host=facts["host"], host_weights=None)(tmp_path / "a")
@@ -142,27 +142,31 @@ def test_an_adapter_of_an_older_version(tokens, tmp_path):
 
 
 def _cut(folder: Path) -> None:
-    (folder / "adapter.safetensors").write_bytes((folder / "adapter.safetensors").read_bytes()[:-100])
+    (folder / "adapter_model.safetensors").write_bytes((folder / "adapter_model.safetensors").read_bytes()[:-100])
 
 
 def _swap(folder: Path) -> None:
     _facts()(folder)
-    tensors = load_file(folder / "adapter.safetensors")
-    del tensors["0.base.r1"]
-    save_file(tensors | {"1.f.first.bias": torch.zeros(3), "9.x": torch.zeros(2)}, folder / "adapter.safetensors")
+    tensors = load_file(folder / "adapter_model.safetensors")
+    layers = "base_model.model.model.layers"
+    del tensors[f"{layers}.0.self_attn.dape.base.r1"]
+    more = {f"{layers}.1.self_attn.dape.f.first.bias": torch.zeros(3), f"{layers}.9.self_attn.dape.x": torch.zeros(2)}
+    save_file(tensors | more, folder / "adapter_model.safetensors")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_cut, "adapter.safetensors: damaged, it is not what was written"),
-        (lambda folder: (folder / "adapter.safetensors").unlink(), "adapter.safetensors: is missing"),
-        (lambda folder: (folder / "adapter.json").write_text("{"), "adapter.json: is not what it should be"),
-        (_facts(host=None), "adapter.json: has no host"),
-        (_facts(method=None), "adapter.json: has no method"),
-        (_facts(host=[1]), r"adapter.json: host: found \[1\], expected a section"),
+        (_cut, "adapter_model.safetensors: damaged, it is not what was written"),
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "adapter_model.safetensors: is missing"),
+        (
+            lambda folder: (folder / "adapter_config.json").write_text("{"),
+            "adapter_config.json: is not what it should be",
+        ),
+        (_facts(method=None), "adapter_config.json: has no method"),
+        (_facts(host=[1]), r"adapter_config.json: host: found \[1\], expected a section"),
         (_facts(options=[1]), r"options: found \[1\], expected names and values"),
-        (_facts(format=9), "not an adapter of format 1"),
+        (_facts(format=9), "not an adapter of format 2 or 1"),
         (_facts(options={"hidden": 8}), r"0.f.first.bias is \[32\], dape-kerple has \[8\]"),
         (_swap, r"0.base.r1 is missing, dape-kerple has \[4\]; 1.f.first.bias is \[3\].*9.x is \[2\].*no such tensor"),
     ],

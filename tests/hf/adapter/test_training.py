@@ -7,14 +7,13 @@ from torch.utils.data import Dataset
 pytest.importorskip("transformers")
 
 import transformers
-from tests.hf.adapter.models import make, shake
+from tests.hf.adapter.models import CORE, make, shake
 
 from dape.hf import ProjectPositions, adapter_parameters, extend, project_
 from dape.hf.adapter import encodings_of
-from dape.hf.hosts import SUPPORTED
 
 
-@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("kind", CORE)
 def test_only_the_adapter_learns(kind, tokens):
     model = extend(make(kind), "dape-kerple").train()
     model.generation_config.use_cache = False

@@ -22,7 +22,7 @@ from dape.hf.folder import open_model
 from dape.hf.harness.logs import said_once
 from dape.hf.harness.reader import Reader
 from dape.hf.harness.tasks import LastK, Selected
-from dape.hf.hosts import describe
+from dape.hf.hosts import own_encoding
 from dape.hf.tokenizer import open_exported
 from dape.provenance import provenance
 from dape.results.records import Row
@@ -105,7 +105,7 @@ def _described(folder: Path, model: Any, tokenizer: Any, adapted: bool) -> Subje
 def _own_encoding(model: Any) -> str:
     """As `dape list` calls it, where that is known."""
     try:
-        return "rope" if describe(model).rotates else "learned"
+        return own_encoding(model)
     except ValueError:
         return model.config.model_type
 
