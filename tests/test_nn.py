@@ -118,3 +118,26 @@ def test_the_example_of_the_documentation():
     assert names["y"].shape == (1, 1, 64) and names["cache"].length == 5
     x, old, same = names["x"], names["old"], names["same"]
     torch.testing.assert_close(same(x), old(x, x, x)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_mask_of_pytorch_that_hides_the_future():
+    x, future = text(), torch.ones(13, 13, dtype=torch.bool).triu(1)
+    floats = torch.zeros(13, 13).masked_fill(future, -torch.inf)
+    for mask in (future, floats, nn.Transformer.generate_square_subsequent_mask(13)):
+        assert torch.equal(make()(x, attn_mask=mask), make()(x))
+        assert torch.equal(make(causal=False)(x, attn_mask=mask), make()(x))
+    assert torch.equal(make(causal=False)(x, attn_mask=torch.zeros_like(future)), make(causal=False)(x))
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (torch.rand(13, 13), "a bias belongs into the encoding"),
+        (torch.zeros(13, 13, dtype=torch.bool), "neither the causal mask of 13 tokens"),
+        (torch.ones(12, 12, dtype=torch.bool).triu(1), r"attn_mask of shape \[12, 12\]"),
+        (torch.ones(13, 13, dtype=torch.bool).triu(2), "Padding is told by key_padding_mask"),
+    ],
+)
+def test_other_masks_of_pytorch_are_answered_by_name(mask, words):
+    with pytest.raises(ValueError, match=words):
+        make()(text(), attn_mask=mask)

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,8 +145,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def only_one(lock: Path, busy: str, *, remove: bool = False) -> Iterator[None]:
-    """Hold the lock on the file ``lock``, or say ``busy`` at once if another process holds it.
+def only_one(lock: Path, busy: str, *, remove: bool = False, wait: bool = False) -> Iterator[None]:
+    """Hold the lock on the file ``lock``, or say ``busy`` at once if another process holds it; with ``wait`` say so on
+    standard error, and go on when it has done.
 
     The system releases it even if this process is killed; the file then stays, and locks nobody out. ``remove`` takes
     it away at the end: filelock notices, and does not count, a lock on a file that is gone. A file system without
@@ -157,7 +159,10 @@ def only_one(lock: Path, busy: str, *, remove: bool = False) -> Iterator[None]:
     try:
         held.acquire()
     except Timeout:
-        raise UsageError(busy) from None
+        if not wait:
+            raise UsageError(busy) from None
+        print(busy, file=sys.stderr, flush=True)
+        held.acquire(timeout=-1)
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
             raise

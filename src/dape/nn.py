@@ -95,11 +95,33 @@ class SelfAttention(OtherNames, nn.Module):
         x: Float[Tensor, "b t m"],
         *,
         key_padding_mask: Bool[Tensor, "b k"] | None = None,
+        attn_mask: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "b t m"]:
         """``key_padding_mask`` is True at padding, as in PyTorch. With a ``cache``, x are new tokens behind those it
-        holds, which they see; the mask is then for all of them."""
+        holds, which they see; the mask is then for all of them. ``attn_mask`` may say that the future is hidden, as
+        PyTorch's layer wants to be told; other masks are refused."""
+        causal = self.causal if attn_mask is None else _is_causal(attn_mask, x.shape[1], self.causal)
         q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         more = {"key_padding_mask": key_padding_mask, "impl": self.impl}
-        y = attend(q, k, v, self.encoding, cache=cache, causal=self.causal, **more)
+        y = attend(q, k, v, self.encoding, cache=cache, causal=causal, **more)
         return self.out(y.transpose(1, 2).flatten(2))
+
+
+def _is_causal(mask: Tensor, tokens: int, causal: bool) -> bool:
+    """Whether a mask of PyTorch (True or -inf: hidden) hides the future; all that it may hide besides is nothing."""
+    hidden = mask if mask.dtype == torch.bool else mask == -torch.inf
+    if mask.dtype != torch.bool and bool(((mask != 0) & ~hidden).any()):
+        raise ValueError(
+            "attn_mask holds numbers that would be added to the scores: a bias belongs into the encoding "
+            "(dape.register makes one of yours known), and only 0 and -inf are possible here"
+        )
+    future = torch.ones(tokens, tokens, dtype=torch.bool, device=mask.device).triu(1)
+    if mask.shape[-2:] == future.shape and bool((hidden == future).all()):
+        return True
+    if mask.shape[-2:] == future.shape and not bool(hidden.any()) and not causal:
+        return False
+    raise ValueError(
+        f"attn_mask of shape {list(mask.shape)} is neither the causal mask of {tokens} tokens nor (for causal=False) "
+        "one that hides nothing. Padding is told by key_padding_mask, and the layer is causal or not when it is made"
+    )

@@ -48,7 +48,7 @@ def test_stopped_by_a_call_finished_by_the_command(monkeypatch):
         patch.setattr("dape.training.interrupt.Interruption.__call__", lambda self: True)
         stopped = dape.extend(Path("model"), out=Path("out"), **SMALL)
     assert not stopped.finished and not stopped.adapter.exists() and not stopped.files
-    assert {row.label for row in stopped.rows} == {"rope", "yarn (untuned)"}
+    assert {row.label for row in stopped.rows} == {"rope", "yarn (untuned, factor 2)"}
     assert main(["extend", "model", "--out", "out", *FLAGS]) == 0
     measured = read_rows(Path("out/results.jsonl"))
     assert dape.extend("model", out="out", **SMALL).rows == measured and measured[: len(stopped.rows)] == stopped.rows

@@ -61,13 +61,13 @@ def test_before_and_after(capsys):
     rows = read_rows(Path("out/results.jsonl"))
     assert [(r.label, r.length, r.step) for r in rows] == [
         (label, length, step)
-        for label, step in (("rope", 0), ("yarn (untuned)", 0), ("dape-kerple (adapter)", 3))
+        for label, step in (("rope", 0), ("yarn (untuned, factor 2)", 0), ("dape-kerple (adapter)", 3))
         for length in (16, 32)
     ]
     values = [row.value for row in rows]
     assert len(set(values)) == 6 and rows[0].k == 16
     told = capsys.readouterr().out
-    assert "yarn (untuned)" in told and "yarn (untuned)" in Path("out/table.md").read_text()
+    assert "yarn (untuned, factor 2)" in told and "yarn (untuned, factor 2)" in Path("out/table.md").read_text()
     assert "training 460 numbers for 3 steps of 2 x 64 tokens" in told and "dape.hf.load_adapter" in told
     model = transformers.AutoModelForCausalLM.from_pretrained("model")
     load_adapter(model, "out/adapter")

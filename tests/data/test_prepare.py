@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -381,6 +382,29 @@ def test_two_at_a_time_are_refused(prepared, texts, tmp_path, monkeypatch):
 
     monkeypatch.setattr(job.Job, "run", run)
     assert isinstance(prepared("a"), Corpus) and refused
+
+
+def test_who_comes_second_may_wait(texts, tmp_path, monkeypatch, capsys):
+    """As two commands do that are given the same new text, which each would keep in the cache."""
+    monkeypatch.chdir(tmp_path)
+    real, second, seen = job.Job.run, [], []
+
+    def run(self):
+        monkeypatch.setattr(job.Job, "run", real)
+        waiting = threading.Thread(
+            target=lambda: second.append(prepare(["a"], Path("out"), Options(), wait=True)), daemon=True
+        )
+        waiting.start()
+        waiting.join(0.3)
+        seen.extend([waiting, waiting.is_alive()])
+        return real(self)
+
+    monkeypatch.setattr(job.Job, "run", run)
+    first = prepare(["a"], Path("out"), Options())
+    seen[0].join(30)
+    assert seen[1] and first.how == "new" and [each.how for each in second] == ["already there"]
+    assert second[0].corpus.hash == first.corpus.hash
+    assert "another process is preparing the same text; waiting" in capsys.readouterr().err
 
 
 # Writers -------------------------------------------------------------------------------------------------------------

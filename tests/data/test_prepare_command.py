@@ -47,8 +47,8 @@ def test_summary_says_what_was_made_and_what_comes_next(dape, texts, tmp_path):
         "my data made",
         f"documents   60 ({sum(len(t.encode()) for t in texts) / 1000:.1f} kB of text)",
         f"tokens      {len(corpus.train):,} to train on, {len(corpus.validation):,} held out; bytes, 257 ids",
-        f"held out    {len(corpus.validation.document_ends)} documents by content, "
-        f"{len(corpus.validation) / (len(corpus.train) + len(corpus.validation)):.1%} of the tokens",
+        f"held out    {len(corpus.validation.document_ends)} of 60 documents by content, "
+        f"{len(corpus.validation):,} tokens ({len(corpus.validation) / (len(corpus.train) + len(corpus.validation)):.1%})",
         f"hash        {corpus.hash[:16]}",
         "next        dape compare --data 'my data'",
     ]
@@ -96,13 +96,22 @@ def test_summary_tells_what_is_unusual(dape, tmp_path):
         "1 files with other names",
     ):
         assert remark in out
-    assert "held out    the last 5" in out and "too few documents" in out
+    assert "held out    the end of the text, " in out and "too few documents" in out
 
 
 def test_a_share_far_from_the_one_asked_for_is_pointed_out(dape, texts, tmp_path):
     (tmp_path / "a/large.txt").write_text("large " * 100_000)
     _, out, _ = dape("a", "--out", "out", "--validation-share", "0.2")
-    assert "(not 20.0%: there are few documents; see --validation)" in out
+    assert "of the tokens are held out, 20.0% were asked for: few documents decide what is measured" in out
+
+
+def test_a_document_that_is_most_of_what_is_held_out_is_pointed_out(dape, texts, tmp_path):
+    """Found by trying: the file is held out."""
+    (tmp_path / "a/large.txt").write_text("lorem " * 1_000)
+    found = [dape("a", "--out", f"out{share}", "--validation-share", str(share))[1] for share in (0.1, 0.3, 0.6, 0.9)]
+    assert any(
+        "held-out documents is" in out and "% of their tokens: few documents decide" in out for out in found
+    ) and not all("held-out documents is" in out for out in found)
 
 
 def test_every_option_arrives(dape, texts, tmp_path):

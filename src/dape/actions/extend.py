@@ -26,6 +26,7 @@ from dape.actions.extend_work import (
     AFTER,
     BEFORE,
     UNTUNED,
+    adapter_factor,
     is_measured_untuned,
     measured,
     put_in,
@@ -186,7 +187,8 @@ def _extend(options: ExtendOptions) -> Extended:
     rows = measure(BEFORE, method=own_encoding(model))
     put_in(options, model, length)
     if is_measured_untuned(options, model):
-        rows += measure(UNTUNED, method="yarn", variant="untuned")
+        # One factor for all lengths, as under the adapter; a factor for each length would cost less at short ones.
+        rows += measure(UNTUNED, method="yarn", variant=f"untuned, factor {adapter_factor(model):g}")
     if not (options.out / ADAPTER).is_dir() and not train(options, model, lessons, tuning, corpus.hash):
         return _found(options, rows, evaluation, finished=False)
     rows += measure(AFTER, method=options.method, variant="adapter", step=options.steps)

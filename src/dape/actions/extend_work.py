@@ -29,6 +29,13 @@ def is_measured_untuned(options: ExtendOptions, model: "nn.Module") -> bool:
     return adapter_of(model).rope == "yarn" and (is_new or (options.out / UNTUNED).is_file())
 
 
+def adapter_factor(model: "nn.Module") -> float:
+    """Of YaRN under the adapter."""
+    from dape.hf import adapter_of
+
+    return adapter_of(model).factor
+
+
 def put_in(options: ExtendOptions, model: "nn.Module", length: int) -> None:
     import torch
 

@@ -1,5 +1,6 @@
 """Text as the model of a folder reads it, for whatever takes any model."""
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +16,26 @@ BYTE_MODELS = 384
 
 
 def model_corpus(spec: str, folder: Path, argument: str, *, vocabulary: int | None = None) -> "Corpus":
-    """Ids of the model's own tokenizer, an end of document included; ``argument`` is what ``spec`` was given as.
+    """Ids of the model's own tokenizer, an end of document included; ``argument`` is what ``spec`` was given as. What
+    of the text is held out is said.
 
     With ``vocabulary``, the model's number of ids, a folder without tokenizer is taken for a model of bytes if it can
     be one, and a prepared text is believed.
     """
+    corpus = _model_corpus(spec, folder, argument, vocabulary)
+    _tell_held_out(corpus)
+    return corpus
+
+
+def _tell_held_out(corpus: "Corpus") -> None:
+    from dape.data.held_out import held_out_warnings, held_out_words
+
+    print(f"held out of {corpus.name}: {held_out_words(corpus)}", flush=True)
+    for words in held_out_warnings(corpus):
+        print(f"dape: warning: {words}", file=sys.stderr)
+
+
+def _model_corpus(spec: str, folder: Path, argument: str, vocabulary: int | None) -> "Corpus":
     from dape.data.corpora import open_data
     from dape.data.store import is_prepared
     from dape.data.tokenizer import FILE, ByteTokenizer, open_tokenizer

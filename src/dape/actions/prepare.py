@@ -10,7 +10,7 @@ from dape.actions.progress import progress_console
 if TYPE_CHECKING:
     from dape.data.documents import Tally
     from dape.data.prepare import Prepared
-    from dape.data.store import Corpus, Manifest
+    from dape.data.store import Corpus
 
 
 def prepare(source: "str | Path | Sequence[str | Path]", *, out: "str | Path", **options: Any) -> "Prepared":
@@ -55,6 +55,8 @@ def check(folder: "str | Path") -> "Corpus":
 
 def summary(prepared: "Prepared", out: Path) -> list[str]:
     """What was made in ``out``, a line each."""
+    from dape.data.held_out import held_out_warnings, held_out_words
+
     manifest = prepared.corpus.manifest
     counts, train, validation = manifest["counts"], manifest["train"], manifest["validation"]
     made = {"new": "made", "continued": "finished", "already there": "is there already, with the same settings"}
@@ -63,21 +65,10 @@ def summary(prepared: "Prepared", out: Path) -> list[str]:
         f"documents   {counts['documents']:,} ({_size(counts['bytes'])} of text){_remarks(counts)}",
         f"tokens      {train['tokens']:,} to train on, {validation['tokens']:,} held out; "
         f"{manifest['tokenizer']['name']}, {manifest['tokenizer']['vocabulary']:,} ids",
-        f"held out    {_split(manifest)}",
+        f"held out    {held_out_words(prepared.corpus)}",
+        *(f"warning     {words}" for words in held_out_warnings(prepared.corpus)),
         f"hash        {manifest['hash'][:16]}",
     ]
-
-
-def _split(manifest: "Manifest") -> str:
-    share = manifest["validation"]["tokens"] / manifest["counts"]["tokens"]
-    if manifest["split"] == "given":
-        return "the sources given as `validation`"
-    if manifest["split"] == "tail":
-        return f"the last {share:.1%} of the text, as it has too few documents to hold out whole ones"
-    asked = manifest.get("validation_share", share)
-    documents = f"{manifest['validation']['documents']:,} documents by content, {share:.1%} of the tokens"
-    advice = "" if asked / 3 <= share <= asked * 3 else f" (not {asked:.1%}: there are few documents; see `validation`)"
-    return documents + advice
 
 
 def _remarks(counts: Mapping[str, Any]) -> str:

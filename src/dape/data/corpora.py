@@ -19,12 +19,18 @@ SECONDS_UNTIL_ABANDONED = 24 * 3600
 
 
 def open_data(
-    spec: str, *, out: Path | None = None, tokenizer: str = "bytes", progress: Watcher | None = None
+    spec: str,
+    *,
+    out: Path | None = None,
+    tokenizer: str = "bytes",
+    progress: Watcher | None = None,
+    wait: bool = False,
 ) -> Corpus:
     """The corpus behind ``spec``.
 
     A prepared folder is opened. ``stdlib`` and ``sotu`` are prepared once and kept in a cache. Any other source of
-    ``dape prepare`` is prepared into ``out``, or found there if that has been done.
+    ``dape prepare`` is prepared into ``out``, or found there if that has been done; ``wait`` for another process
+    that does it just now.
     """
     if spec in BUNDLED:
         return _bundled(spec, out, tokenizer, progress)
@@ -33,7 +39,7 @@ def open_data(
     if out is None:
         raise UsageError(f"{spec}: not a prepared folder. Prepare it first: dape prepare {spec} --out DIR")
     try:
-        return prepare([spec], out, Options(tokenizer=tokenizer), progress).corpus
+        return prepare([spec], out, Options(tokenizer=tokenizer), progress, wait=wait).corpus
     except UsageError as error:
         raise UsageError(str(error) if spec in str(error) else f"{spec}: {error}") from error
 

@@ -29,8 +29,10 @@ class Prepared(NamedTuple):
     how: Literal["new", "continued", "already there"]
 
 
-def prepare(sources: Sequence[str], out: Path, options: Options, watcher: Watcher | None = None) -> Prepared:
-    """Make ``out`` from the sources, or find that it has been made."""
+def prepare(
+    sources: Sequence[str], out: Path, options: Options, watcher: Watcher | None = None, *, wait: bool = False
+) -> Prepared:
+    """Make ``out`` from the sources, or find that it has been made. ``wait`` for another process that makes it."""
     options.check()
     if options.workers is not None:  # read by the library at its first work in this process
         os.environ["RAYON_NUM_THREADS"] = str(options.workers)
@@ -40,17 +42,25 @@ def prepare(sources: Sequence[str], out: Path, options: Options, watcher: Watche
         found = _expand(sources, target, "train", stack)
         held_out = _expand(options.validation, target, "validation", stack)
         settings = _settings(found, held_out, options)
-        if is_prepared(target) and not options.overwrite:
-            _check_same(settings, read_manifest(target)["settings"], f"{out} is there already")
-            shutil.rmtree(_replaced(target), ignore_errors=True)
-            return Prepared(Corpus.open(target), "already there")
+        if there := _already_there(target, out, settings, options):
+            return there
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = stack.enter_context(_partial_folder(target))
+        partial = stack.enter_context(_partial_folder(target, wait))
+        if wait and (there := _already_there(target, out, settings, options)):
+            return there
         with _disk_full_explained(target):
             _check_unfinished(partial, settings, options)
             continued = Job(partial, [*found, *held_out], settings, options, watcher).run()
             _publish(partial, target)
     return Prepared(Corpus.open(target), "continued" if continued else "new")
+
+
+def _already_there(target: Path, out: Path, settings: dict[str, Any], options: Options) -> Prepared | None:
+    if not is_prepared(target) or options.overwrite:
+        return None
+    _check_same(settings, read_manifest(target)["settings"], f"{out} is there already")
+    shutil.rmtree(_replaced(target), ignore_errors=True)
+    return Prepared(Corpus.open(target), "already there")
 
 
 # Settings: what must be the same for a folder to be the same ---------------------------------------------------------
@@ -109,12 +119,13 @@ def _check_target(target: Path, out: Path) -> None:
 
 
 @contextlib.contextmanager
-def _partial_folder(target: Path) -> Iterator[Path]:
+def _partial_folder(target: Path, wait: bool) -> Iterator[Path]:
     """The hidden folder to write to, for one process at a time; it stays if there is something to go on from."""
     partial = target.with_name(f".{target.name}.partial")
     lock = target.with_name(f".{target.name}.partial.lock")  # beside it: the folder itself is renamed at the end
     busy = f"another process is writing to {partial}; wait for it, or choose another `out`"
-    with only_one(lock, busy, remove=True):
+    waiting = f"another process is preparing the same text; waiting until {target.name} is there"
+    with only_one(lock, waiting if wait else busy, remove=True, wait=wait):
         partial.mkdir(exist_ok=True)
         try:
             yield partial

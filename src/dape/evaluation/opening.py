@@ -49,7 +49,8 @@ def open_text(spec: str, tokenizer: str, fingerprint: str) -> Corpus:
     if is_prepared(Path(spec)):
         return open_data(spec)
     key = f"{digest(expand(spec).items)[:12]}-{fingerprint[:12]}"
-    return open_data(spec, out=cache_folder() / f"text-{key}", tokenizer=tokenizer)
+    # The folder is ours and not the user's: who comes second cannot choose another, and waits.
+    return open_data(spec, out=cache_folder() / f"text-{key}", tokenizer=tokenizer, wait=True)
 
 
 def subject_of(where: Path, description: "Description", corpus: Corpus) -> Subject:

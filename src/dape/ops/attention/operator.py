@@ -168,6 +168,8 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None, 
             )
     if plain:
         return Choice("sdpa", "torch sdpa", "logits are plain scores, for which PyTorch's fused attention is exact")
+    if torch.compiler.is_exporting():
+        return Choice("reference", "whole matrix", "exported: operations that every runtime has, for any length")
     cells = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if form is None and cells <= SMALL_CELLS:
         return Choice("reference", "whole matrix", "logits have no closed form, and the matrix is small")
