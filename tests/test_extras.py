@@ -50,3 +50,4 @@ def test_versions(version, works, monkeypatch):
 def test_the_same_as_the_package_asks_for():
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert re.findall(r'"transformers>=([\d.]+),<6"', text) == [extras.OLDEST_TRANSFORMERS]
+    assert re.findall(r'"peft>=([\d.]+),<1"', text) == [extras.OLDEST_PEFT]

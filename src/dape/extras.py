@@ -10,6 +10,8 @@ from dape.errors import UsageError
 
 OLDEST_TRANSFORMERS = "5.5"
 """As in pyproject.toml: older ones lack what attention is registered with."""
+OLDEST_PEFT = "0.21"
+"""As there: older ones leave no room for other names of tensors."""
 
 
 def transformers_trouble(what: str) -> str | None:
@@ -26,6 +28,16 @@ def transformers_trouble(what: str) -> str | None:
         f"{what} needs transformers {OLDEST_TRANSFORMERS} or newer, and {found} is installed: "
         f"pip install 'transformers>={OLDEST_TRANSFORMERS},<6'"
     )
+
+
+def peft_fits() -> bool:
+    """Whether the peft library is there, and new enough to know methods of others."""
+    if importlib.util.find_spec("peft") is None:
+        return False
+    try:
+        return _numbers(importlib.metadata.version("peft")) >= _numbers(OLDEST_PEFT)
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        return True
 
 
 def check_transformers(what: str) -> None:
@@ -61,10 +73,10 @@ def _same(*names: str) -> dict[str, str]:
 
 
 _TOOLS = {
-    **_same("beartype", "hypothesis", "peft", "pyright", "pytest", "ruff", "selenium"),
+    **_same("beartype", "hypothesis", "pyright", "pytest", "ruff", "selenium"),
     "import-linter": "importlinter",
 }
-_ALL = ("data", "hub", "corpora", "hf", "harness", "report", "tensorboard", "slurm", "triton")
+_ALL = ("data", "hub", "corpora", "hf", "peft", "harness", "report", "tensorboard", "slurm", "triton")
 EXTRAS = {
     extra.name: extra
     for extra in (
@@ -75,6 +87,7 @@ EXTRAS = {
         Extra("tensorboard", "metrics of training in TensorBoard", _same("tensorboard")),
         Extra("wandb", "metrics of training in Weights & Biases", _same("wandb")),
         Extra("hf", "models of the transformers library, dape.hf", _same("transformers", "accelerate")),
+        Extra("peft", "adapters through the peft library", _same("peft"), ("hf",)),
         Extra("harness", "`dape harness`: lm-evaluation-harness", {"lm-eval": "lm_eval"}, ("data", "hf")),
         Extra("ray", "`executor` ray: runs on a Ray cluster", _same("ray")),
         Extra("slurm", "`executor` slurm: runs as jobs of Slurm", _same("submitit")),

@@ -236,7 +236,7 @@ def test_summary_is_made_of_the_corpus(prepared, texts, tmp_path):
 
     corpus = prepared("a", validation=(str(tmp_path / "docs.jsonl"),))
     lines = summary(Prepared(corpus, "continued"), tmp_path / "out")
-    assert lines[0].endswith("out finished") and "held out    the sources given as `validation`" in lines
+    assert lines[0].endswith("out finished") and "held out    the sources given as `validation`" in lines[3]
     assert "60 duplicates, 60 both to train on and held out" in lines[1]
 
 

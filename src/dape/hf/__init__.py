@@ -5,9 +5,7 @@ the model, in kilobytes. ``DapeForCausalLM`` is our own language model as one of
 makes it known to ``AutoConfig``, ``AutoModel`` and ``AutoModelForCausalLM``.
 """
 
-import importlib.util
-
-from dape.extras import transformers_trouble
+from dape.extras import peft_fits, transformers_trouble
 
 if trouble := transformers_trouble("dape.hf"):  # an old one would fail at a name that says nothing
     raise ImportError(trouble)
@@ -24,7 +22,7 @@ from dape.hf.training import ProjectPositions
 transformers.AutoConfig.register(DapeConfig.model_type, DapeConfig, exist_ok=True)
 transformers.AutoModel.register(DapeConfig, DapeModel, exist_ok=True)
 transformers.AutoModelForCausalLM.register(DapeConfig, DapeForCausalLM, exist_ok=True)
-if importlib.util.find_spec("peft"):
+if peft_fits():
     from dape.hf import peft_method
 
     peft_method.register()

@@ -234,10 +234,11 @@ def _check_call(body: nn.Module, args: Any, given: dict[str, Any]) -> None:
     _warn_if_left_out(body)
     if given.get("output_attentions", getattr(config, "output_attentions", False)):
         raise ValueError(NO_WEIGHTS)
-    positions = given.get("position_ids")
+    positions, mask = given.get("position_ids"), given.get("attention_mask")
     if positions is None or positions.shape[-1] < 2 or torch.compiler.is_compiling():
         return
-    if starts_anew(positions, given.get("attention_mask")):
+    caches = given.get("past_key_values") is not None or given.get("use_cache", getattr(config, "use_cache", False))
+    if (caches or mask is not None) and starts_anew(positions, mask):
         raise ValueError(PACKED)
 
 

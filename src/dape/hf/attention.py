@@ -3,7 +3,8 @@
 The library builds one mask per forward pass and hands it to every layer. Ours is a table [batch, tokens so far] of
 what is text and what is padding: its width says how far the queries reach, also with a cache of fixed size whose end is
 still empty, and with one that keeps the last keys only. Without any padding it has no rows: a look for it in every
-layer would wait for a GPU each time. That attention is causal the operator knows itself; of its window a layer tells.
+layer would wait for a GPU each time. Of packed sequences it holds the number of each token's document. That attention
+is causal the operator knows itself; of its window a layer tells.
 """
 
 from collections.abc import Callable
@@ -23,8 +24,12 @@ NAME = "dape"
 """Of the implementation, as in ``model.set_attn_implementation``."""
 NO_WEIGHTS = "attention weights are never whole in memory here; dape.intermediates and `dape visualize` show them"
 PACKED = (
-    "an adapter of dape works with plain causal attention only; this call has packed sequences (position_ids that "
-    "start anew: pad instead)"
+    "packed sequences (position_ids that start anew) are possible only without a cache and without an attention_mask: "
+    "pass use_cache=False, or pad instead"
+)
+OTHER_MASK = (
+    "an adapter of dape works with causal attention, its window and packed sequences; this call has a mask function of "
+    "its own"
 )
 PLACE = "dape"
 """The attribute of an attention layer that holds its encoding."""
@@ -42,15 +47,17 @@ def text_mask(
     device: torch.device | None = None,
     **_: Any,
 ) -> Tensor:
-    """[batch, tokens so far]: True where there is text; [0, tokens so far] if that is everywhere."""
+    """[batch, tokens so far]: True where there is text, or the number of the document of packed sequences; [0, tokens
+    so far] if all is text of one document."""
     end = int(q_offset) + q_length
-    if mask_function is not causal_mask_function and not _is_window(mask_function, local_size, end):
-        raise ValueError(
-            f"{PACKED} or a mask function of its own. Under torch.compile the library supposes packed sequences unless "
-            "an attention_mask is given"
-        )
     if attention_mask is None or attention_mask.numel() == 0:
+        if mask_function is not causal_mask_function:
+            documents = _documents(mask_function, local_size, batch_size, end, device)
+            if documents is not None:
+                return documents
         return torch.ones(0, end, dtype=torch.bool, device=device)
+    if mask_function is not causal_mask_function:
+        _documents(mask_function, local_size, 1, end, device)
     given = attention_mask[:, :end].bool()
     given = nn.functional.pad(given, (0, end - given.shape[1]), value=True)
     if torch.compiler.is_compiling():  # values cannot be looked at
@@ -58,18 +65,24 @@ def text_mask(
     return given[:0] if bool(given.all()) else given
 
 
-def _is_window(mask_function: Callable[..., Any], window: int | None, end: int) -> bool:
-    """Whether a mask hides the future and all but the last ``window`` tokens, and nothing else; by samples, because the
-    library tells its functions apart by no name."""
-    if window is None:
-        return False
+def _documents(
+    mask_function: Callable[..., Any], window: int | None, batch: int, end: int, device: torch.device | None
+) -> Tensor | None:
+    """From 1 on, where neighbours do not see each other; None if there is one. The library tells its functions apart by
+    no name: that this one is causal but for its window and its documents is tried on samples."""
+    at, rows = torch.arange(end, device=device), torch.arange(batch, device=device).unsqueeze(1)
+    seen = torch.as_tensor(mask_function(rows, 0, at[1:], at[:-1]), device=device).expand(batch, end - 1)
+    documents = nn.functional.pad((~seen).long().cumsum(1), (1, 0)) + 1
     if torch.compiler.is_compiling():
-        return True
-    queries = torch.linspace(0, end - 1, 17).long().unsqueeze(1)
-    keys = torch.cat([queries - torch.tensor([-1, 0, 1, window - 1, window, window + 1]), queries // 2], dim=1)
-    keys = keys.clamp(0, end - 1)
-    expected = (keys <= queries) & (keys > queries - window)
-    return bool((torch.as_tensor(mask_function(0, 0, queries, keys)) == expected).all())
+        return documents
+    queries = torch.linspace(0, end - 1, 17, device=device).long().unsqueeze(1)
+    back = torch.tensor([-1, 0, 1, 2, (window or end) - 1, window or end, (window or end) + 1], device=device)
+    keys = torch.cat([queries - back, queries // 2], dim=1).clamp(0, end - 1)
+    first = documents[0]
+    expected = (keys <= queries) & (keys > queries - (window or end)) & (first[keys] == first[queries])
+    if not bool((torch.as_tensor(mask_function(0, 0, queries, keys), device=device) == expected).all()):
+        raise ValueError(OTHER_MASK)
+    return documents if bool((documents > 1).any()) else None
 
 
 def starts_anew(positions: Tensor, mask: Tensor | dict[str, Tensor] | None) -> bool:
@@ -118,23 +131,31 @@ def dape_attention(
         query = query * (scaling * width**0.5)
     keys = min(end, key.shape[2])
     key, value = key[:, :, :keys], value[:, :, :keys]
-    padding = ~attention_mask if attention_mask.shape[0] > 0 else None
+    places = _places(attention_mask, keys)
     if softcap is not None or (sliding_window is not None and keys > sliding_window):
-        positions = _positions(padding, end, query.device)[..., end - keys :]
-        padding = None if padding is None else padding[:, end - keys :]
-        bounds = {"cap": softcap, "window": sliding_window, "positions": positions, "padding": padding}
-        return bounded_attention(query, key, value, pe, **bounds).transpose(1, 2), None
-    where: dict[str, Any] = {}
-    if padding is not None:
-        where = Places.beside(padding).last(keys).for_attention(pe, query.shape[2])
-    elif keys < end and not reads_distances_only(pe):
-        at = _positions(None, end, query.device)[end - keys :]
-        where = {"q_pos": at[-query.shape[2] :], "k_pos": at}
+        at = _run(end, keys, query.device) if places is None else places
+        return bounded_attention(query, key, value, pe, at, cap=softcap, window=sliding_window).transpose(1, 2), None
+    if places is None and keys < end and not reads_distances_only(pe):
+        places = _run(end, keys, query.device)
+    where = {} if places is None else places.for_attention(pe, query.shape[2])
     return attention(query, key, value, pe, **where).transpose(1, 2), None
 
 
-def _positions(padding: Tensor | None, end: int, device: torch.device) -> Tensor:
-    return torch.arange(end, device=device) if padding is None else Places.beside(padding).positions
+def _places(table: Tensor, keys: int) -> Places | None:
+    """Of the last keys; None if all is text of one document."""
+    if not table.shape[0]:
+        return None
+    if table.dtype == torch.bool:
+        return Places.beside(~table).last(keys)
+    index = torch.arange(table.shape[1], device=table.device)
+    starts = nn.functional.pad(table[:, 1:] != table[:, :-1], (1, 0), value=True)
+    positions = index - torch.where(starts, index, 0).cummax(1).values
+    return Places(positions=positions, documents=table, unbroken=True).last(keys)
+
+
+def _run(end: int, keys: int, device: torch.device) -> Places:
+    """Consecutive tokens, the first of which a cache has let go."""
+    return Places(positions=torch.arange(end - keys, end, device=device).unsqueeze(0), unbroken=True)
 
 
 def register() -> None:

@@ -32,7 +32,7 @@ Written by `dape export`, dape {version}.
 ## Use
 
 ```python
-import dape.hf  # pip install 'dape[hf]': makes the model known to transformers
+import dape.hf  # makes the model known to transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 folder = "{name}"  # where this file is
@@ -42,6 +42,10 @@ prompt = tokenizer("def ", return_tensors="pt")
 {generate}
 print(tokenizer.decode(text[0]))
 ```
+
+Without that import: `from_pretrained(folder, trust_remote_code=True)`, and so in programs that know nothing of us
+(`pipeline`, `lm_eval --model hf`). Either way the package dape with its extra `hf` computes the model; from a clone:
+`pip install '/path/to/dape[hf]'`.
 
 `max_position_embeddings` in config.json is the training length, and a hint only: {reach}
 """

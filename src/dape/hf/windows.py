@@ -4,12 +4,11 @@ Both are more than an encoding says, so that they are put around it for one call
 a window is computed by blocks of queries, each beside the keys that one of them sees.
 """
 
-from typing import Any
-
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from dape.models.places import Places
 from dape.ops.attention import attention
 from dape.positional.base import PositionalEncoding
 from dape.positional.grid import Grid
@@ -47,16 +46,15 @@ def bounded_attention(
     k: Float[Tensor, "b g k d"],
     v: Float[Tensor, "b g k e"],
     pe: PositionalEncoding,
+    places: Places,
     *,
     cap: float | None,
     window: int | None,
-    positions: Int[Tensor, "*b k"],
-    padding: Bool[Tensor, "b k"] | None,
 ) -> Float[Tensor, "b h q e"]:
-    """``positions`` of the keys, the last of which are the queries."""
+    """``places`` of the keys, the last of which are the queries."""
     queries, keys = q.shape[2], k.shape[2]
     if window is None or keys <= window:
-        return _block(q, k, v, pe if cap is None else Bounded(pe, cap=cap), positions, padding, 0, keys)
+        return _block(q, k, v, pe if cap is None else Bounded(pe, cap=cap), places, 0, keys)
     size = max(BLOCK, window)
     whole = Bounded(pe, cap=cap, window=window)
     blocks = []
@@ -65,27 +63,12 @@ def bounded_attention(
         end = keys - queries + first + part.shape[2]
         begin = max(0, end - part.shape[2] - window + 1)
         only = pe if part.shape[2] == 1 and cap is None else whole
-        blocks.append(_block(part, k, v, only, positions, padding, begin, end))
+        blocks.append(_block(part, k, v, only, places, begin, end))
     return torch.cat(blocks, dim=2)
 
 
 def _block(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pe: PositionalEncoding,
-    positions: Tensor,
-    padding: Tensor | None,
-    begin: int,
-    end: int,
-) -> Tensor:
-    at: Any = positions[..., begin:end]
-    return attention(
-        q,
-        k[:, :, begin:end],
-        v[:, :, begin:end],
-        pe,
-        q_pos=at[..., -q.shape[2] :],
-        k_pos=at,
-        key_padding_mask=None if padding is None else padding[:, begin:end],
-    )
+    q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding, places: Places, begin: int, end: int
+) -> Float[Tensor, "b h q e"]:
+    where = places.of_keys(begin, end).for_attention(pe, q.shape[2])
+    return attention(q, k[:, :, begin:end], v[:, :, begin:end], pe, **where)

@@ -44,9 +44,13 @@ class Places:
 
     def last(self, keys: int) -> "Places":
         """Without the first keys, which a cache has let go."""
-        first = self.positions.shape[1] - keys
-        cut = {n: x if x is None else x[:, first:] for n in ("padding", "documents") for x in (getattr(self, n),)}
-        return self if first == 0 else replace(self, positions=self.positions[:, first:], **cut)
+        return self.of_keys(self.positions.shape[1] - keys, self.positions.shape[1])
+
+    def of_keys(self, begin: int, end: int) -> "Places":
+        if (begin, end) == (0, self.positions.shape[1]):
+            return self
+        given = {name: getattr(self, name) for name in ("positions", "padding", "documents")}
+        return replace(self, **{name: x if x is None else x[:, begin:end] for name, x in given.items()})
 
     def of_last(self, tokens: int) -> Int[Tensor, "b t"]:
         return self.positions[:, -tokens:]

@@ -132,3 +132,27 @@ def test_windows_are_computed_in_blocks(tokens, monkeypatch):
 def test_the_table_finds_every_layer():
     for kind in FAST:
         assert [layer.layer_idx for layer in attention_layers(make(kind))] == [0, 1]
+
+
+@pytest.mark.parametrize("method", ["dape-kerple", "dape-fire"])
+@pytest.mark.parametrize("more", [{}, {"sliding_window": 4}])
+def test_packed_documents_are_the_documents_alone(method, more, tokens):
+    model = extend(make("mistral", **more), method, train_length=16)
+    shake(model)
+    lengths = ([5, 1, 20, 11], [30, 7])
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    found = logits(model, tokens, position_ids=positions, use_cache=False)
+    for row, parts in enumerate(lengths):
+        alone = [logits(model, part[None], use_cache=False) for part in tokens[row].split(parts)]
+        torch.testing.assert_close(found[row], torch.cat(alone, dim=1)[0], **TOLERANCE)
+
+
+def test_a_mask_function_of_its_own_is_refused(tokens):
+    from transformers.masking_utils import create_causal_mask
+
+    model = extend(make("llama"))
+    config, states = model.config, torch.zeros(2, 37, 32)
+    given = {"config": config, "inputs_embeds": states, "attention_mask": None, "past_key_values": None}
+    with pytest.raises(ValueError, match="a mask function of its own"):
+        create_causal_mask(**given, or_mask_function=lambda b, h, q, k: (q < 9) & (k < 9))
+    assert create_causal_mask(**given).shape == (0, 37)
