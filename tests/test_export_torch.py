@@ -1,4 +1,4 @@
-"""``torch.export``: the layer, our model and a model with an adapter, at the length they were exported at and others."""
+"""``torch.export``: the layer, our model and a model with an adapter, at the length of the example and at others."""
 
 import pytest
 import torch

@@ -237,7 +237,8 @@ def _check_call(body: nn.Module, args: Any, given: dict[str, Any]) -> None:
     positions, mask = given.get("position_ids"), given.get("attention_mask")
     if positions is None or positions.shape[-1] < 2 or torch.compiler.is_compiling():
         return
-    caches = given.get("past_key_values") is not None or given.get("use_cache", getattr(config, "use_cache", False))
+    asked = given.get("use_cache")
+    caches = given.get("past_key_values") is not None or (config.use_cache if asked is None else asked)
     if (caches or mask is not None) and starts_anew(positions, mask):
         raise ValueError(PACKED)
 

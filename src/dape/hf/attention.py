@@ -133,10 +133,10 @@ def dape_attention(
     key, value = key[:, :, :keys], value[:, :, :keys]
     places = _places(attention_mask, keys)
     if softcap is not None or (sliding_window is not None and keys > sliding_window):
-        at = _run(end, keys, query.device) if places is None else places
+        at = _run(end, key) if places is None else places
         return bounded_attention(query, key, value, pe, at, cap=softcap, window=sliding_window).transpose(1, 2), None
     if places is None and keys < end and not reads_distances_only(pe):
-        places = _run(end, keys, query.device)
+        places = _run(end, key)
     where = {} if places is None else places.for_attention(pe, query.shape[2])
     return attention(query, key, value, pe, **where).transpose(1, 2), None
 
@@ -153,9 +153,10 @@ def _places(table: Tensor, keys: int) -> Places | None:
     return Places(positions=positions, documents=table, unbroken=True).last(keys)
 
 
-def _run(end: int, keys: int, device: torch.device) -> Places:
+def _run(end: int, key: Tensor) -> Places:
     """Consecutive tokens, the first of which a cache has let go."""
-    return Places(positions=torch.arange(end - keys, end, device=device).unsqueeze(0), unbroken=True)
+    positions = torch.arange(end - key.shape[2], end, device=key.device)
+    return Places(positions=positions.expand(len(key), -1), unbroken=True)
 
 
 def register() -> None:
