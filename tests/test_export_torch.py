@@ -55,7 +55,8 @@ class Logits(torch.nn.Module):
         self.model = model
 
     def forward(self, tokens, mask=None):
-        return self.model(tokens, attention_mask=mask, use_cache=False).logits
+        logits = self.model(tokens, attention_mask=mask, use_cache=False).logits
+        return logits if mask is None else logits * mask.unsqueeze(-1)  # at padding they mean nothing
 
 
 @pytest.mark.slow

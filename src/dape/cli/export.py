@@ -44,7 +44,10 @@ def run_export(config: Export) -> int:
     use_offline()
     where, difference = export_run(config.checkpoint, config.out)
     print(f"{where} -> {config.out}, logits differ by {difference:.1e}")
-    print(f"load it with AutoModelForCausalLM.from_pretrained({str(config.out)!r}) after `import dape.hf`")
+    print(
+        f"load it with AutoModelForCausalLM.from_pretrained({str(config.out)!r}) after `import dape.hf`, or with "
+        "trust_remote_code=True"
+    )
     return 0
 
 

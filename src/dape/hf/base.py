@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache as LibraryCache
 from transformers import DynamicCache, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
@@ -19,7 +20,7 @@ from dape.hf.attention import NO_WEIGHTS
 from dape.hf.config import DapeConfig
 from dape.hf.places import places_of
 from dape.models.cache import Cache
-from dape.models.decoder import Decoder, Recompute
+from dape.models.decoder import Block, Decoder
 from dape.models.init import small_init_
 from dape.ops.attention.memory import LagMemory
 from dape.positional.base import PositionalEncoding
@@ -116,9 +117,14 @@ class DapePreTrainedModel(PreTrainedModel):
             small_init_(module, self.config.width)
 
 
+class DapeBlock(GradientCheckpointingLayer, Block):
+    """Which the library computes again in the backward pass, if it is told to."""
+
+
 class DapeModel(Decoder, DapePreTrainedModel):
     """Tokens in, hidden states out: the part that knows nothing of the next token."""
 
+    block = DapeBlock
     _keys_to_ignore_on_load_unexpected = [r"(^|\.)head\.weight$"]  # noqa: RUF012 (of a whole language model)
 
     def __init__(self, config: DapeConfig, *, head: bool = False) -> None:
@@ -173,16 +179,13 @@ class DapeModel(Decoder, DapePreTrainedModel):
         states: Any = None if seen is None else (*seen, hidden)
         return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache, hidden_states=states)
 
-    def recomputing(self) -> Recompute | None:
-        return self._gradient_checkpointing_func if self.gradient_checkpointing and self.training else None
-
     def _cache(
         self, given: LibraryCache | None, wanted: bool | None, position_ids: Tensor | None
     ) -> LibraryCache | None:
         """The one given, a new one if it is wanted, or none: in training it would only hold the graph."""
         if given is not None and not isinstance(given, LibraryCache):
             raise TypeError(f"past_key_values must be a Cache of transformers, got {type(given).__name__}")
-        if self.recomputing() is not None:
+        if self.gradient_checkpointing and self.training:
             if given is not None and int(given.get_seq_length()):
                 raise ValueError("gradient checkpointing computes blocks twice, which a cache would store twice")
             return None

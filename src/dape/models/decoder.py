@@ -71,10 +71,12 @@ def own_encodings(modules: nn.ModuleList) -> list[PositionalEncoding]:
 class Decoder(nn.Module):
     """The network itself, for whoever keeps it: :class:`DecoderLM`, and a model of the transformers library."""
 
+    block: type[Block] = Block
+
     def build(self, config: DecoderConfig, *, head: bool = True) -> None:
         """Make all parts and start their weights."""
         self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(self.block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False) if head else None
         self._start(config)
