@@ -401,7 +401,7 @@ def check(kind: Kind, path: Path, changed: bytes, expected: str, *, knows_how: b
 
 
 def test_what_an_adapter_is_are_not_settings_of_its_training(world, tmp_path):
-    """Found with seed 2028: adapter.json in place of extend.json has a method too."""
-    shutil.copy(world / "adapter" / "adapter.json", tmp_path / "extend.json")
+    """Found with seed 2028: adapter_config.json in place of extend.json has a method too."""
+    shutil.copy(world / "adapter" / "adapter_config.json", tmp_path / "extend.json")
     with pytest.raises(UsageError, match=r"extend\.json is damaged \(it has about, so these are no settings"):
         read_extend(tmp_path)
