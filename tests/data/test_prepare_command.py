@@ -48,7 +48,7 @@ def test_summary_says_what_was_made_and_what_comes_next(dape, texts, tmp_path):
         f"documents   60 ({sum(len(t.encode()) for t in texts) / 1000:.1f} kB of text)",
         f"tokens      {len(corpus.train):,} to train on, {len(corpus.validation):,} held out; bytes, 257 ids",
         f"held out    {len(corpus.validation.document_ends)} of 60 documents by content, "
-        f"{len(corpus.validation):,} tokens ({len(corpus.validation) / (len(corpus.train) + len(corpus.validation)):.1%})",
+        f"{len(corpus.validation):,} tokens ({share:.1%})",
         f"hash        {corpus.hash[:16]}",
         "next        dape compare --data 'my data'",
     ]

@@ -18,12 +18,13 @@ class Extend(ExtendOptions):
     """Give a model longer reach: train a small adapter, leave every weight of the model as it is.
 
     MODEL is a folder of the transformers library (Llama, Mistral, Qwen, Gemma, Phi-3, OLMo 2, SmolLM3, StarCoder2,
-    Falcon, GPT-NeoX, GPT-2, OPT; Bloom and MPT with --method dape-alibi) with its tokenizer.json. Its rotation is slowed down for greater lengths (YaRN; --rope keep leaves the model exactly as it
-    is), and DAPE goes into each attention layer, at first without any effect; then its few thousand numbers are trained
-    on the text of --data (without it, on the sources of Python's standard library), at a length a little beyond what
-    the model knows. Perplexity is measured on the same tokens at every length: of the model itself, under YaRN before
-    any training, and with the trained adapter. OUT/adapter (kilobytes) is put back by
-    dape.hf.load_adapter(model, folder). GPT-2 and OPT read no further than their table of positions, with an adapter or without.
+    Falcon, GPT-NeoX, GPT-2, OPT; Bloom and MPT with --method dape-alibi) with its tokenizer.json. Its rotation is
+    slowed down for greater lengths (YaRN; --rope keep leaves the model exactly as it is), and DAPE goes into each
+    attention layer, at first without any effect; then its few thousand numbers are trained on the text of --data
+    (without it, on the sources of Python's standard library), at a length a little beyond what the model knows.
+    Perplexity is measured on the same tokens at every length: of the model itself, under YaRN before any training, and
+    with the trained adapter. OUT/adapter (kilobytes) is put back by dape.hf.load_adapter(model, folder). GPT-2 and OPT
+    read no further than their table of positions, with an adapter or without.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
