@@ -40,6 +40,7 @@ def dape(monkeypatch, tmp_path, capsys):
 def test_summary_says_what_was_made_and_what_comes_next(dape, texts, tmp_path):
     code, out, err = dape("a", "--out", "my data", "--validation-share", "0.1")
     corpus = Corpus.open(tmp_path / "my data")
+    share = len(corpus.validation) / (len(corpus.train) + len(corpus.validation))
     assert code == 0
     lines = out.splitlines()
     assert re.fullmatch(r"speed       \d+\.\d MB/s of text, \d+\.\d s in all", lines.pop(5))
