@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 
 import peft
 from tests.hf.adapter.models import make, shake
+from transformers import AutoModelForCausalLM
 
 from dape.hf import adapter_of, adapter_parameters, extend, load_adapter, save_adapter
 from dape.hf.peft_method import DapeAdapterConfig
@@ -49,6 +50,16 @@ def test_peft_loads_it(saved, tokens):
     assert not any(p.requires_grad for p in model.parameters())
     trained = peft.PeftModel.from_pretrained(make("llama"), folder, is_trainable=True)
     assert {id(p) for p in trained.parameters() if p.requires_grad} == {id(p) for p in adapter_parameters(trained)}
+
+
+def test_the_folder_finds_its_model(tokens, tmp_path):
+    """By the path it notes, through peft's own Auto class and through the library's."""
+    make("llama").save_pretrained(tmp_path / "llama")
+    model = extend(AutoModelForCausalLM.from_pretrained(tmp_path / "llama"), "dape-kerple", train_length=32)
+    shake(model)
+    save_adapter(model, tmp_path / "a")
+    for kind in (peft.AutoPeftModelForCausalLM, AutoModelForCausalLM):
+        assert torch.equal(kind.from_pretrained(str(tmp_path / "a"))(tokens).logits, model(tokens).logits)
 
 
 def test_what_peft_saves_either_loads(saved, tokens, tmp_path):
