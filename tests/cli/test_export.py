@@ -111,7 +111,7 @@ def test_what_is_said_and_written(runs, exported, tmp_path, capsys):
     assert "step-00000003 -> " in shown.out and "logits differ by " in shown.out and "import dape.hf" in shown.out
     assert shown.err == ""
     names = {"README.md", "config.json", "dape.json", "generation_config.json", "model.safetensors"}
-    names |= {"dape-checksums.json"}
+    names |= {"dape-checksums.json", "modeling_dape.py"}
     assert {p.name for p in out.iterdir()} == names | {"tokenizer.json", "tokenizer_config.json"}
 
 

@@ -250,21 +250,29 @@ def test_not_a_model(capsys):
 
 
 def test_an_architecture_without_adapters(capsys):
-    config = transformers.OPTConfig(
-        vocab_size=257, hidden_size=16, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2, word_embed_proj_dim=16
-    )
-    transformers.OPTForCausalLM(config).save_pretrained("opt")
-    assert main(["extend", "opt", *SMALL]) == 2
-    assert "opt: adapters exist for gpt2, gpt_neox, llama" in capsys.readouterr().err
+    config = transformers.GPTJConfig(vocab_size=257, n_embd=16, n_layer=1, n_head=2, rotary_dim=4)
+    transformers.GPTJForCausalLM(config).save_pretrained("gptj")
+    assert main(["extend", "gptj", *SMALL]) == 2
+    assert "gptj: adapters exist for bloom, falcon, gemma" in capsys.readouterr().err
 
 
 def test_other_architectures_without_a_length(capsys):
-    """Before anything is loaded: Bloom has no max_position_embeddings, BERT no head that predicts."""
-    for kind in ("bloom", "bert"):
-        Path(kind).mkdir()
-        Path(kind, "config.json").write_text(json.dumps({"model_type": kind}))
-        assert main(["extend", kind, *SMALL]) == 2
-        assert f"{kind}: adapters exist for gpt2, gpt_neox, llama" in capsys.readouterr().err
+    """Before anything is loaded: BERT has no head that predicts."""
+    Path("bert").mkdir()
+    Path("bert", "config.json").write_text(json.dumps({"model_type": "bert"}))
+    assert main(["extend", "bert", *SMALL]) == 2
+    assert "bert: adapters exist for bloom, falcon, gemma" in capsys.readouterr().err
+
+
+def test_a_model_with_alibi(capsys):
+    config = transformers.BloomConfig(vocab_size=257, hidden_size=16, n_layer=1, n_head=2)
+    transformers.BloomForCausalLM(config).save_pretrained("model")
+    extend("--method", "dape-alibi", expect=2)
+    assert "does not say how long the texts of the model were: give --train-length" in capsys.readouterr().err
+    extend("--train-length", "16", expect=2)
+    assert "bloom was trained with ALiBi, which becomes the base of its adapter" in capsys.readouterr().err
+    extend("--method", "dape-alibi", "--train-length", "16")
+    assert {row.label for row in read_rows(Path("out/results.jsonl"))} == {"alibi", "dape-alibi (adapter)"}
 
 
 @pytest.mark.parametrize(
@@ -333,8 +341,8 @@ def test_a_sliding_window(capsys):
         num_key_value_heads=1, max_position_embeddings=16, sliding_window=8,
     )  # fmt: skip
     transformers.MistralForCausalLM(config).save_pretrained("model")
-    extend(expect=2)
-    assert "sliding window of 8 tokens cannot hold an adapter" in capsys.readouterr().err
+    extend()
+    assert "dape-kerple (adapter)" in capsys.readouterr().out
 
 
 def test_a_table_of_positions(capsys):

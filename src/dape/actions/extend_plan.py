@@ -128,7 +128,7 @@ def length_of(options: ExtendOptions, model: "nn.Module") -> int:
 
     length = options.train_length or own_length(config_of(model))
     if length is None:
-        raise UsageError(f"{options.model}: its config.json does not say how long its texts were: give `train_length`")
+        raise UsageError("config.json does not say how long the texts of the model were: give `train_length`")
     return length
 
 

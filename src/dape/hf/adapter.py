@@ -163,8 +163,9 @@ class _Inside:
         before.dropout = [set_dropout(layer, family.dropout, 0.0) for layer in layers]
         before.handles = _hooks(model, adapter.rope)
         before.forwards = [vars(layer).get("forward") for layer in layers]
-        for layer in layers if family.forward else ():
-            layer.forward = MethodType(family.forward, layer)
+        if family.forward is not None:
+            for layer in layers:
+                layer.forward = MethodType(family.forward, layer)
         self.before = before
 
     def switch_off(self, model: nn.Module) -> None:

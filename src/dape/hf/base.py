@@ -168,7 +168,7 @@ class DapeModel(Decoder, DapePreTrainedModel):
         cache = self._cache(past_key_values, use_cache, position_ids)
         past = 0 if cache is None else int(cache.get_seq_length())
         seen: list[Tensor] | None = [] if _asked(output_hidden_states, self.config.output_hidden_states) else None
-        hidden = self.hidden(
+        hidden: Any = self.hidden(
             tokens,
             cache=None if cache is None else Cache([LibraryStore(cache, i) for i in range(self.config.layers)]),
             encodings=self.drawn,

@@ -143,7 +143,14 @@ class DapeTuner(BaseTuner):
     # Files: the names of tensors are those in the model, without the name of an adapter -------------------------------
 
     @classmethod
-    def _get_adapter_state_dict(cls, *, state_dict: dict[str, Tensor], **_: Any) -> dict[str, Tensor]:
+    def _get_adapter_state_dict(
+        cls,
+        model: nn.Module,
+        config: PeftConfig,
+        adapter_name: str,
+        state_dict: dict[str, Tensor],
+        unwanted_adapter_names: list[str],
+    ) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in state_dict.items() if f".{PLACE}." in name}
 
     @classmethod
@@ -151,7 +158,9 @@ class DapeTuner(BaseTuner):
         return key
 
     @classmethod
-    def _remap_adapter_state_dict_for_load(cls, *, state_dict: dict[str, Tensor], **_: Any) -> dict[str, Tensor]:
+    def _remap_adapter_state_dict_for_load(
+        cls, model: nn.Module, config: PeftConfig, adapter_name: str, state_dict: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         return state_dict
 
 
