@@ -106,12 +106,11 @@ def _prepare(path: Path, out: Path, tokenizer: str, number: Iterator[int]) -> No
 
 
 def _alone(folder: Path, path: Path) -> Callable[[], object]:
-    """Text in, ids out; nothing is kept."""
+    """Text in, ids out; nothing is kept. A new library each time, as for us: it remembers words that it has seen."""
     import tokenizers
 
-    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-
     def call() -> None:
+        library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         content = path.read_text(encoding="utf-8")
         for first in range(0, len(content), ALONE_AT_ONCE):
             (found,) = library.encode_batch_fast([content[first : first + ALONE_AT_ONCE]], add_special_tokens=False)

@@ -156,7 +156,7 @@ class LibraryTokenizer:
         self._eod_token = eod or next((token for token in END_OF_DOCUMENT if token in known), END_OF_DOCUMENT[0])
         # Special even if it was an ordinary token: otherwise a text that mentions it would end a document.
         self._library.add_special_tokens([self._eod_token])
-        self._library.encode_special_tokens = True  # means: special tokens that occur in a text are spelled out
+        self._library.encode_special_tokens = True  # means: those that occur in a text are spelled out
         ids = self._library.get_vocab(with_added_tokens=True)
         self.vocabulary = max(ids.values()) + 1
         self.eod = ids[self._eod_token]
@@ -173,8 +173,20 @@ class LibraryTokenizer:
 
     def _encode(self, parts: Iterable[str]) -> Iterator[np.ndarray]:
         for group in grouped(parts, len, TOGETHER):
+            # Spelling special tokens out takes the library a seventh longer, also where there are none.
+            self._library.encode_special_tokens = self._mentions_special(group)
             for encoded in self._library.encode_batch_fast(group, add_special_tokens=False):
                 yield np.array(encoded.ids, np.int64)
+
+    def _mentions_special(self, texts: Sequence[str]) -> bool:
+        """A normaliser could make a special token of what does not look like one."""
+        if self._library.normalizer is not None:
+            return True
+        return any(token in text for text in texts for token in self._special)
+
+    @functools.cached_property
+    def _special(self) -> list[str]:
+        return [token.content for token in self._library.get_added_tokens_decoder().values() if token.special]
 
     def parts(self, pieces: Iterable[str]) -> Iterator[str]:
         return self._cutter.parts(pieces) if self._cutter else iter(["".join(pieces)])
