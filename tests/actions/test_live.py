@@ -45,7 +45,7 @@ def ask(folder, monkeypatch):
         connection.close()
         return answer.status, body, dict(answer.getheaders())
 
-    ask.server = server
+    setattr(ask, "server", server)  # noqa: B010  (types know no attributes of functions)
     yield ask
     server.shutdown()
     server.server_close()

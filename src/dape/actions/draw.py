@@ -109,6 +109,7 @@ def _effect(
     pe = _built(encoding, model, seed) if isinstance(encoding, str) else encoding
     usual = pe.dims.train_length
     lengths = [length] if length is not None else [LENGTHS_OF_TRAINING * usual, usual]
+    failed: Exception | None = None
     for each in lengths:
         try:
             generator = torch.Generator().manual_seed(seed)

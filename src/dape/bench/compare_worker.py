@@ -1,6 +1,7 @@
 """One turn of ``dape bench compare``: a program that runs with the source tree of any commit, so it uses nothing but
 ``dape.build`` and ``dape.attention``. Reads what to time from its argument, prints seconds as JSON."""
 
+import importlib
 import json
 import sys
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-import dape
+dape = importlib.import_module("dape")  # of the commit whose turn it is, not of this one
 
 
 def main(asked: dict) -> None:

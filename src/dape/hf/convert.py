@@ -33,7 +33,7 @@ from dape.reading import Count, read_json, read_record, reading
 from dape.training import checkpoint as checkpoints
 from dape.training.config import TrainConfig
 from dape.training.cost import require_fits
-from dape.training.description import Description
+from dape.training.description import CHECKPOINTS, Description
 from dape.training.tensors import writing
 
 ORIGIN = "dape.json"
@@ -92,7 +92,7 @@ def import_(folder: Path, out: Path, tokenizer: Tokenizer) -> tuple[Path, float]
     description = _description(folder, model.config, tokenizer)
     optimizer = torch.optim.AdamW(model.model.parameters())  # the averages are not kept in the library's folders
     with new_folder(out) as run:
-        saved = checkpoints.save(run / checkpoints.CHECKPOINTS, description, model.model, optimizer, tokenizer)
+        saved = checkpoints.save(run / CHECKPOINTS, description, model.model, optimizer, tokenizer)
         decoder = checkpoints.load_model(saved, checkpoints.describe(saved), torch.device("cpu")).eval()
         difference = _compare(decoder, model)
         name = saved.relative_to(run)

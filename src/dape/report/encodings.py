@@ -1,7 +1,7 @@
 """Pictures of encodings: the bias by distance, as a matrix, and through randomised positions. Loads matplotlib."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -32,7 +32,8 @@ def encodings_figure(effects: "Sequence[Effect]", *, train_length: int, caption:
         engine.set(rect=(0, below / height, 1, 1 - below / height))  # pyright: ignore[reportCallIssue]
         rows = figure
         if together:
-            above, rows = figure.subfigures(2, 1, height_ratios=(together, height - together))
+            parts: Any = figure.subfigures(2, 1, height_ratios=(together, height - together))
+            above, rows = parts
             _overview(above.subplots(), effects, train_length)
         axes = rows.subplots(len(effects), 3, squeeze=False, width_ratios=(1.25, 1, 1.25))
         for effect, places in zip(effects, axes, strict=True):
