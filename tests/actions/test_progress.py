@@ -72,6 +72,6 @@ def test_windows_of_long_texts_count_as_much_as_they_have_tokens(monkeypatch):
     line = ProgressLine()
     monkeypatch.setattr(line, "show", lambda text, done: shares.append(round(done, 4)))
     watch = window_watch(line, (64, 192))
-    for progress in ((64, 4, 4), (192, 2, 4), (192, 4, 4)):
-        watch(*progress)
+    for told in ((64, 4, 4), (192, 2, 4), (192, 4, 4)):
+        watch(*told)
     assert shares == [0.25, 0.625, 1.0]
