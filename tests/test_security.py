@@ -30,6 +30,7 @@ FORBIDDEN = {
 }  # fmt: skip
 EXCEPTIONS = {
     ("reading.py", "yaml.load"): "with a subclass of SafeLoader, which makes plain values only",
+    ("training/parallel.py", "socket.create_connection"): "to the first process of a run, which torchrun has named",
     (
         "experiments/executors/ray.py",
         "socket.create_connection",

@@ -108,6 +108,11 @@ EXTRAS = {
         Extra("harness", "`dape harness`: lm-evaluation-harness", {"lm-eval": "lm_eval"}, ("data", "hf")),
         Extra("ray", "`executor` ray: runs on a Ray cluster", _same("ray")),
         Extra("slurm", "`executor` slurm: runs as jobs of Slurm", _same("submitit")),
+        Extra(
+            "docs",
+            "`make docs`: the documentation as a site",
+            {"zensical": "zensical", "mkdocstrings-python": "mkdocstrings_handlers"},
+        ),
         Extra("triton", "attention on a GPU (Linux)", _same("triton")),
         Extra("dev", "tests and tools of developers", {**_TOOLS, "pytest-xdist": "xdist"}, _ALL),
     )

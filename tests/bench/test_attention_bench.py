@@ -303,7 +303,7 @@ def test_encodings_without_f_or_with_drawn_positions(tmp_path, encoding):
 
 
 def test_interruption_reports_what_was_finished(tmp_path, monkeypatch, capsys):
-    def interrupted(calls, repeats, warm_up):
+    def interrupted(calls, repeats, warm_up, clock):
         for name in calls:
             yield name, 0.002
         raise KeyboardInterrupt

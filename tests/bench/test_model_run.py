@@ -18,7 +18,7 @@ from dape.errors import UsageError
 
 
 def test_interruption_reports_what_was_finished(tmp_path, monkeypatch, capsys):
-    def interrupted(calls, rounds, warm_up):
+    def interrupted(calls, rounds, warm_up, clock):
         yield from ((case, 0.002) for case in calls)
         raise KeyboardInterrupt
 
@@ -35,7 +35,7 @@ def test_time_ends_rounds_but_each_case_has_one(monkeypatch):
     """Each timed call takes a minute on this clock, a round four; two passes share ten minutes, the second gets two."""
     now = [0.0]
 
-    def slow(calls, rounds, warm_up):
+    def slow(calls, rounds, warm_up, clock):
         for _ in range(rounds):
             for case in calls:
                 now[0] += 60.0
@@ -55,7 +55,7 @@ def test_warm_up_and_rounds_are_as_long_as_asked(monkeypatch):
     monkeypatch.setattr(
         runner,
         "interleaved",
-        lambda calls, rounds, warm_up: asked.append((rounds, warm_up)) or real(calls, rounds, warm_up=warm_up),
+        lambda calls, rounds, warm_up, clock: asked.append((rounds, warm_up)) or real(calls, rounds, warm_up=warm_up),
     )
     measure(ModelBench(**TINY, passes=("forward",), warm_up=3), lambda _: None)
     assert asked == [(2, 3)]

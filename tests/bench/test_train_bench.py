@@ -243,7 +243,7 @@ def test_numbers_without_yardstick_and_base(tmp_path):
 
 
 def test_interruption_reports_what_was_finished(tmp_path, monkeypatch, capsys):
-    def interrupted(calls, repeats, warm_up):
+    def interrupted(calls, repeats, warm_up, clock):
         yield from ((name, 0.002) for name in calls)
         raise KeyboardInterrupt
 

@@ -150,7 +150,7 @@ def test_too_little_text_to_validate(capsys, tmp_path):
         ("--encoding-options hidden=0", "hidden must be a positive whole number"),
         ("--encoding-options hidden", "is not NAME=VALUE"),
         ("--data nowhere", "nowhere: no such file or folder"),
-        ("--data /dev/null", "/dev/null: no documents"),
+        ("--data /dev/null", "/dev/null can be read only once"),
         ("--device cuda:77", "--device cuda:77: cannot be used here"),
         ("--device meta", "--device meta: cannot be used here"),
         ("--threads 0", "--threads must be at least 1"),

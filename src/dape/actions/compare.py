@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from dape.actions.found import Found
 from dape.actions.running import announce, check_counts, run_all, side_by_side
 from dape.actions.settings import settings
-from dape.data.corpora import check_data
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig, Mode, evaluation_of
 from dape.experiments.compare import windows_in
@@ -119,6 +118,8 @@ def _check(
             raise UsageError(f"`encoding_options` {name}: {method} is not among the `methods`")
     train.check()
     check_writable_folder(out, "`out`")
+    from dape.data.corpora import check_data  # with numpy, for which `dape --help` need not wait
+
     check_data(data)
 
 

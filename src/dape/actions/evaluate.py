@@ -11,7 +11,6 @@ from dape.actions.progress import ProgressLine, window_watch
 from dape.actions.train import Trained, name_of, own_device
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig, Mode, Protocol, evaluation_of
-from dape.evaluation.opening import Opened, open_checkpoint
 from dape.files import scratch
 from dape.machine import peak_bytes
 from dape.models.config import DecoderConfig
@@ -24,6 +23,7 @@ from dape.verbosity import tell
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
+    from dape.evaluation.opening import Opened
 
 Watch = Callable[[int, int, int], None]
 """Told the length, and how many of how many windows are done."""
@@ -80,6 +80,8 @@ def evaluate(
     path = None if json is None else Path(json)
     if path is not None:
         check_rows_file(path, "`json`")
+    from dape.evaluation.opening import open_checkpoint
+
     opened = open_checkpoint(run.folder if isinstance(run, Trained) else Path(run))
     given = {"windows": windows, "protocol": protocol, "mode": mode, "reach": reach}
     settings = evaluation_of(opened.settings.train_length, lengths, last_k=last_k, **given)
@@ -100,7 +102,7 @@ def evaluate(
 
 
 def _measured(
-    opened: Opened,
+    opened: "Opened",
     data: "str | Path | Corpus | None",
     settings: EvalConfig,
     device: str,
@@ -136,7 +138,7 @@ def _launched(given: dict[str, Any], processes: int) -> Iterator[list[Row]]:
 
 
 def _read(
-    opened: Opened, data: "str | Path | Corpus | None", settings: EvalConfig, device: Any, watch: Watch
+    opened: "Opened", data: "str | Path | Corpus | None", settings: EvalConfig, device: Any, watch: Watch
 ) -> Iterator[list[Row]]:
     """In this process; of several, in each of them."""
     from dape.evaluation.context_parallel import SharedWindows

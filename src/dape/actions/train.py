@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from dape.actions.progress import TimeLeft, progress_console
 from dape.actions.settings import settings
-from dape.data.corpora import check_data
 from dape.errors import UsageError
 from dape.files import check_writable_folder, locked
 from dape.models.config import DecoderConfig
@@ -124,6 +123,8 @@ def train(
     train.check()
     folder = Path(out) if out is not None else default_folder(model, train)
     check_writable_folder(folder, "`out`")
+    from dape.data.corpora import check_data  # with numpy, for which `dape --help` need not wait
+
     check_data(data)
     check_processes(processes)
     check_shares(train.batch, train.accumulate, processes)

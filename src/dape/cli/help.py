@@ -55,6 +55,7 @@ CHAPTERS = {
     "Look at it": ("report", "runs", "visualize", "mechanism"),
     "Models of Hugging Face": ("export", "import", "extend", "harness"),
     "The paper, and studies": ("reproduce", "evidence", "study adapters"),
+    "Your own implementation": ("verify", "vectors"),
     "Speed, files": ("bench", "checkpoint merge"),
 }
 GLOBAL = {
