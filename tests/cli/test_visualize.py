@@ -4,12 +4,13 @@ import json
 import os
 import random
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dape.actions import visualize
+from dape.actions.progress import ProgressLine
 from dape.cli import main
 from dape.evaluation.map_files import STAGES, read_maps
 from dape.report import bias_maps
@@ -246,7 +247,8 @@ def test_a_learned_table_that_suffices(undrawn, tmp_path):
 def test_progress_in_lines_or_on_a_terminal(undrawn, capsys, monkeypatch, tmp_path):
     look("dape", *FEW, "--out", str(tmp_path / "a"))
     assert capsys.readouterr().err.startswith("sample 1/1\n")
-    monkeypatch.setattr(visualize.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(ProgressLine, "REDRAWN", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     look("dape", *FEW, "--out", str(tmp_path / "b"))
     heard = capsys.readouterr().err
     assert all(word in heard for word in ("sample 1/1", "images", "drawing f-by-lag"))

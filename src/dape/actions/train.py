@@ -16,7 +16,6 @@ from dape.files import check_writable_folder, locked
 from dape.models.config import DecoderConfig
 from dape.training.checks import check_encoding, check_model
 from dape.training.config import TrainConfig
-from dape.training.description import describe, find
 from dape.training.device import set_threads, use_device
 from dape.training.interrupt import stop_with
 from dape.training.launch import (
@@ -58,10 +57,11 @@ class Trained:
 
     def model(self, device: str = "cpu") -> "DecoderLM":
         """The weights of the newest checkpoint."""
+        from dape.training.checkpoint import load_model
+        from dape.training.description import describe, find
+
         where = find(self.folder)
         description = describe(where)
-        from dape.training.checkpoint import load_model
-
         return load_model(where, description, use_device(device)).eval()
 
     def metrics(self) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from dape.data import tokenizer as tokenizers
 from dape.errors import UsageError
 from dape.models.config import DecoderConfig
 from dape.reading import Count, FileName, Sha256, check_files, read_json, read_record
@@ -113,6 +112,8 @@ def _check_step(path: Path, step: int) -> None:
 
 def _check_complete(path: Path, noted: Collection[str]) -> None:
     """No file is read whose checksum is not known."""
+    from dape.data import tokenizer as tokenizers  # with numpy, for which `dape --help` need not wait
+
     needed = {name for file in (MODEL, OPTIMIZER) for name in files_of(file, noted) or [file]}
     needed |= {name for name in (tokenizers.FILE, tokenizers.INFO) if (path.parent / name).exists()}
     if missing := sorted(needed - set(noted)):
