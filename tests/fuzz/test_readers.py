@@ -49,7 +49,7 @@ from dape.hf.folder import open_model
 from dape.hf.harness.questions import read_questions
 from dape.hf.tokenizer import open_exported
 from dape.hf.tune import Tuner, Tuning
-from dape.reading import sealed
+from dape.reading import sealed, unsealed
 from dape.results.records import Row, read_rows, rows_text
 from dape.tasks.base import Batch, Loss
 from dape.training import checkpoint as checkpoints
@@ -399,6 +399,14 @@ def check(kind: Kind, path: Path, changed: bytes, expected: str, *, knows_how: b
     finally:
         path.write_bytes(whole)
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) * 1024 < MEMORY
+
+
+def test_the_kind_of_a_job_may_be_anything(world, tmp_path):
+    """Found with seed 2029."""
+    job = unsealed(json.loads((world / "job" / "job.json").read_text()))
+    (tmp_path / "job.json").write_text(json.dumps(sealed({**job, "kind": []})))
+    with pytest.raises(ValueError, match=r"job\.json: kind \[\] is not known"):
+        read_job(tmp_path)
 
 
 def test_what_an_adapter_is_are_not_settings_of_its_training(world, tmp_path):

@@ -20,7 +20,7 @@ JOBS: dict[str, str] = {
 
 def job_class(kind: Any, path: Path) -> "type[Job]":
     """The class of a job; ``path``: the file that names its kind."""
-    if kind not in JOBS:
+    if not isinstance(kind, str) or kind not in JOBS:
         near = difflib.get_close_matches(str(kind), JOBS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(
