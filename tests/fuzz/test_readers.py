@@ -38,6 +38,7 @@ from dape.cli import main
 from dape.data.documents import Reading, Tally, read_documents
 from dape.data.sources import expand
 from dape.data.store import Corpus
+from dape.data.tokenizer import load_tokenizer
 from dape.errors import UsageError
 from dape.evaluation.map_files import STAGES, BiasMaps, read_maps, write_maps
 from dape.experiments.grid import saved_settings
@@ -407,6 +408,13 @@ def test_the_kind_of_a_job_may_be_anything(world, tmp_path):
     (tmp_path / "job.json").write_text(json.dumps(sealed({**job, "kind": []})))
     with pytest.raises(ValueError, match=r"job\.json: kind \[\] is not known"):
         read_job(tmp_path)
+
+
+def test_a_tokenizer_that_is_no_text(tmp_path):
+    """Found with seed 2030."""
+    (tmp_path / "tokenizer.json").write_bytes(b"\xff{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer \('utf-8' codec"):
+        load_tokenizer(tmp_path)
 
 
 def test_what_an_adapter_is_are_not_settings_of_its_training(world, tmp_path):

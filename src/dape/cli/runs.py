@@ -145,7 +145,8 @@ def _print_curve(title: str, points: Sequence[tuple[float, float]], width: int, 
 
 def compare_runs(config: CompareRuns) -> int:
     if len(config.runs) < 2:
-        raise UsageError("give two runs or more; `dape runs show RUN` shows one")
+        given = ", ".join(map(str, config.runs)) or "what was given"
+        raise UsageError(f"{given}: to compare, give two runs or more; `dape runs show RUN` shows one")
     runs = [open_run(path) for path in config.runs]
     console = open_console()
     names = [chr(ord("A") + n) if len(runs) <= 26 else str(n + 1) for n in range(len(runs))]

@@ -64,10 +64,9 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     """What :meth:`Tokenizer.save` wrote."""
     path = Path(folder) / FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        text, content = _parse(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{folder}: has no {FILE}") from None
-    content = _parse(path, text)
     if content.get("type") == "bytes":
         return ByteTokenizer()
     info = path.with_name(INFO)
@@ -82,12 +81,14 @@ class _Info(TypedDict):
     eod: str | None
 
 
-def _parse(path: Path, text: str) -> dict[str, Any]:
+def _parse(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text of a tokenizer.json, and what it says."""
     with reading(path, "not a tokenizer"):
+        text = path.read_text(encoding="utf-8")
         content = parse_json(text)
         if not isinstance(content, dict):
             raise ValueError("not a JSON object")
-        return content
+        return text, content
 
 
 def _check_ids(ids: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
@@ -248,8 +249,7 @@ def open_tokenizer(spec: str) -> TextTokenizer | None:
         return None
     if path.name == FILE and (found := _saved_by_us(path)):
         return found
-    text = path.read_text(encoding="utf-8")
-    _parse(path, text)
+    text, _ = _parse(path)
     name = path.resolve().parent.name if path.name == FILE else path.stem
     return LibraryTokenizer(text, name=f"file:{name}", origin=path)
 
@@ -262,7 +262,7 @@ def tokenizer_identity(spec: str) -> str:
 
 def _saved_by_us(path: Path) -> TextTokenizer | None:
     """The tokenizer of a prepared folder keeps its name when it is used for other text."""
-    if path.with_name(INFO).is_file() or _parse(path, path.read_text(encoding="utf-8")).get("type") == "bytes":
+    if path.with_name(INFO).is_file() or _parse(path)[1].get("type") == "bytes":
         return load_tokenizer(path.parent)
     return None
 
