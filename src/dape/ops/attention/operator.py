@@ -178,8 +178,6 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowFor
             return Choice("sdpa", "torch sdpa", "asked for")
     if plain:
         return Choice("sdpa", "torch sdpa", "logits are plain scores, for which PyTorch's fused attention is exact")
-    if torch.compiler.is_exporting():
-        return Choice("reference", "whole matrix", "exported: operations that every runtime has, for any length")
     cells = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if not isinstance(form, ScoreForm):
         return _choose_rows(q, k, "logits have no closed form")
