@@ -83,7 +83,8 @@ def _parts(config: DataBench, folder: Path) -> Iterator[Part]:
 def _sources() -> bytes:
     """Of the standard library, in the order of their names."""
     root = Path(os.__file__).parent
-    return b"".join(path.read_bytes() for path in [*sorted(root.glob("*.py")), *sorted(root.glob("*/*.py"))])
+    text = b"".join(path.read_bytes() for path in [*sorted(root.glob("*.py")), *sorted(root.glob("*/*.py"))])
+    return text.decode("ascii", "ignore").encode()  # some are no UTF-8, and any byte may be the last
 
 
 def _write(path: Path, source: bytes, size: int) -> None:
