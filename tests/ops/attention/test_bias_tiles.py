@@ -154,6 +154,20 @@ def test_gradient_hooks_of_parameters_run_once(name, tile_bytes):
     assert len(calls) == len(list(pe.parameters()))
 
 
+@pytest.mark.parametrize("impl", ["blocked", "fused"])
+@pytest.mark.parametrize("name", ["t5", "fire", "dape-t5", "dape-fire"])
+def test_gradients_of_half_precision_parameters_are_rounded_once(name, impl, tile_bytes):
+    """The shares of many tiles are added in float32: found by fuzzing, where every share was rounded first."""
+    tile_bytes(512)
+    half = make(name).bfloat16()
+    wide = make(name).bfloat16().float()
+    inputs = [x.detach().float().requires_grad_() for x in draw(2, 60)]
+    positions = torch.arange(60).flip(0)
+    found, wanted = (gradients(pe, inputs, impl=impl, q_pos=positions, k_pos=positions) for pe in (half, wide))
+    for parameter, value in wanted.items():
+        torch.testing.assert_close(found[parameter].float(), value.bfloat16().float(), rtol=2**-7, atol=1e-6)
+
+
 class BiasBesideF(Alibi):
     """A + B + f(A): f does not read B. No encoding of the catalogue is so, yet a closed form can say it."""
 

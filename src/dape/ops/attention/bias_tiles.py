@@ -42,8 +42,8 @@ def bias_tile_attention(
 class _BiasTiles(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, form: ScoreForm, grid: Grid, engine: str, *tensors):
-        q, k, v, of_rows, of_keys, wa, wb, b1, w2, b2 = tensors[:10]
-        source = None if form.source is None else form.source.module
+        q, k, v, of_rows, of_keys, wa, wb, b1, w2, b2, *parameters = tensors
+        source, _ = _leaf_copy(form, parameters)
         terms = _BiasTerms(q.shape[1], accumulation_dtype(q.dtype), form, grid, wb, b1, b2, source, ())
         out, softmax = ENGINES[engine].forward(_call(grid, q, k, v, of_rows, of_keys, wa, w2), terms)
         ctx.form, ctx.grid, ctx.engine = form, grid, engine
@@ -79,11 +79,12 @@ def _leaf_copy(form: ScoreForm, saved: Sequence[Tensor]) -> tuple[nn.Module | No
     """The module B comes from, with the parameters it had in the forward pass as fresh leaves.
 
     Differentiating the module itself would run the users' gradient hooks once per tile, and would see other values if
-    the parameters were swapped in between (``torch.func.functional_call``).
+    the parameters were swapped in between (``torch.func.functional_call``). Parameters in half precision are float32
+    here: rounding every tile's share of their gradients would cost more than rounding the sum.
     """
     if form.source is None:
         return None, []
-    leaves = [p.detach().requires_grad_(p.requires_grad) for p in saved]
+    leaves = [p.detach().to(accumulation_dtype(p.dtype)).requires_grad_(p.requires_grad) for p in saved]
     stand_ins = {id(live): leaf for live, leaf in zip(form.source.module.parameters(), leaves, strict=True)}
     return deepcopy(form.source.module, stand_ins), leaves
 
