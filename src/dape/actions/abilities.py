@@ -6,13 +6,12 @@ from pathlib import Path
 
 from dape.actions.found import Found
 from dape.actions.running import announce, check_counts, run_all, side_by_side
-from dape.errors import UsageError
 from dape.experiments.abilities import Abilities
 from dape.experiments.executor import Executor
 from dape.files import check_writable_folder, locked, write_text
 from dape.tasks.abilities.catalogue import chosen
 from dape.tasks.abilities.config import AbilityConfig
-from dape.training.checks import check_encoding, check_model, check_reach
+from dape.training.checks import check_methods, check_model, check_reach
 
 METHODS = ("nope", "rope", "alibi", "kerple", "dape-kerple")
 OUT = Path("runs/tests")
@@ -49,10 +48,7 @@ def _plan(
     device: str,
 ) -> Abilities:
     """Everything that can be wrong is found here, before anything is trained."""
-    for method in methods:
-        check_encoding(method, "methods")
-    if not methods:
-        raise UsageError("`methods` needs at least one encoding")
+    check_methods(methods)
     check_counts(seeds=seeds, jobs=jobs, threads=threads)
     config = replace(config, tests=chosen(config.tests))
     config.check()

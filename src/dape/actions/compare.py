@@ -14,7 +14,7 @@ from dape.experiments.executor import Executor
 from dape.files import check_writable_folder, locked, write_text
 from dape.models.config import DecoderConfig
 from dape.results.numbers import count
-from dape.training.checks import check_encoding, check_model, check_reach
+from dape.training.checks import check_methods, check_model, check_reach
 from dape.training.config import TrainConfig
 from dape.verbosity import tell
 
@@ -106,10 +106,7 @@ def _check(
     **counts: int | None,
 ) -> None:
     """What can be said without torch and without the text."""
-    if not methods:
-        raise UsageError("`methods` needs at least one encoding")
-    for method in methods:
-        check_encoding(method, "methods")
+    check_methods(methods)
     check_counts(**counts)
     model.check()
     for name in model.encoding_options:

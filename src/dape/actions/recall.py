@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from dape.actions.found import Found
 from dape.actions.running import announce, check_counts, run_all, side_by_side
-from dape.errors import UsageError
 from dape.experiments.executor import Executor
 from dape.files import check_writable_folder, locked, write_text
 from dape.tasks.recall.config import RecallConfig
-from dape.training.checks import check_encoding, check_model, check_reach
+from dape.training.checks import check_methods, check_model, check_reach
 
 if TYPE_CHECKING:
     from dape.actions.found import Tables
@@ -52,10 +51,7 @@ def _plan(
     device: str,
 ) -> "Recall":
     """Everything that can be wrong is found here, before anything is trained."""
-    for method in methods:
-        check_encoding(method, "methods")
-    if not methods:
-        raise UsageError("`methods` needs at least one encoding")
+    check_methods(methods)
     check_counts(seeds=seeds, jobs=jobs, threads=threads)
     config.check()
     check_writable_folder(out, "`out`")

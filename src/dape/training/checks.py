@@ -1,6 +1,7 @@
 """Whether a model can be built, trained and evaluated here, found out before it is. Imports torch when called."""
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dape.errors import UsageError
@@ -16,6 +17,14 @@ def check_encoding(name: str, argument: str = "encoding") -> None:
         find(name)
     except ValueError as error:
         raise UsageError(f"`{argument}`: {error}") from error
+
+
+def check_methods(methods: Sequence[str]) -> None:
+    """Encodings that are compared with each other."""
+    if not methods:
+        raise UsageError("`methods` needs at least one encoding")
+    for method in methods:
+        check_encoding(method, "methods")
 
 
 def check_model(model: DecoderConfig, train: "TrainConfig | None" = None, device: str = "cpu") -> None:

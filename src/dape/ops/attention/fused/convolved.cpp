@@ -11,7 +11,7 @@
 // H behind that of L, and that of S behind Z. Planes keep the last PAST keys of the step before, so nothing is computed
 // twice. Cell n of a stage that is `behind` is key j0 - behind + n, in column PAST - behind + n of a plane.
 
-#include "products.h"
+#include "rows.h"
 
 extern "C" {
 
@@ -58,9 +58,6 @@ typedef ConvolvedCall Call;
 typedef ConvolvedBackward Backward;
 
 inline long reach(const Call& c) { return c.taps / 2; }
-inline long seen(const Call& c, long i) { return c.causal ? most(0, least(c.keys, c.offset + i + 1)) : c.keys; }
-inline long groups(const Call& c) { return c.heads / c.kv_heads; }
-inline long key_blocks(const Call& c) { return (c.keys + BLOCK - 1) / BLOCK; }
 inline const float* term(const View& t, long row, long key) { return t.at + row * t.row + key; }
 
 struct Shape {
@@ -270,58 +267,6 @@ void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long 
     for (long h = 0; h < c.heads && from < to; h++) add_values(c, s, b, h, rows, key, from, to, p);
     Planes::go_on(c, s, rows, p.S);
   }
-}
-
-void begin_rows(const Call& c, const Shape& s, const Planes& p) {
-  std::memset(p.O, 0, 4 * c.heads * s.rows * padded(c.value_width));
-  for (long x = 0; x < c.heads * s.rows; x++) p.top[x] = LOWEST, p.total[x] = 0;
-}
-
-// A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
-void finish_row(const Call& c, long b, long h, long i, const float* O, float top, float total) {
-  total = total == 0.0f ? 1.0f : total;
-  float *to = number(c.out, b, h, i), *softmax = number(c.softmax, b, h, i);
-  for (long n = 0; n < c.value_width; n++) to[n] = O[n] / total;
-  softmax[0] = top, softmax[1] = total;
-}
-
-void forward_rows(const Call& c, const Shape& s, long b, long i0, const Planes& p) {
-  const long rows = least(s.rows, c.queries - i0), e = padded(c.value_width);
-  begin_rows(c, s, p);
-  accumulate(c, s, b, i0, rows, 0, seen(c, i0 + rows - 1), p);
-  for (long h = 0; h < c.heads; h++)
-    for (long r = 0; r < rows; r++) {
-      const long x = h * s.rows + r;
-      finish_row(c, b, h, i0 + r, p.O + x * e, p.top[x], p.total[x]);
-    }
-}
-
-// One part of the keys, for all rows: there are few.
-void forward_part(const Call& c, const Shape& s, long b, long part, const Planes& p) {
-  const long e = padded(c.value_width), keys = seen(c, c.queries - 1);
-  const long blocks = (keys + BLOCK - 1) / BLOCK, share = (blocks + c.splits - 1) / c.splits * BLOCK;
-  begin_rows(c, s, p);
-  accumulate(c, s, b, 0, c.queries, least(keys, part * share), least(keys, (part + 1) * share), p);
-  float* to = c.parts + (b * c.splits + part) * c.heads * s.rows * (e + 2);
-  for (long x = 0; x < c.heads * s.rows; x++, to += e + 2) {
-    std::memcpy(to, p.O + x * e, 4 * e);
-    to[e] = p.top[x], to[e + 1] = p.total[x];
-  }
-}
-
-// The softmax over all keys from those over the parts.
-void join_parts(const Call& c, const Shape& s, long b, long h, long r) {
-  const long e = padded(c.value_width), step = c.heads * s.rows * (e + 2);
-  float* first = c.parts + b * c.splits * step + (h * s.rows + r) * (e + 2);
-  float top = LOWEST, total = 0;
-  for (long part = 0; part < c.splits; part++) top = first[part * step + e] > top ? first[part * step + e] : top;
-  for (long part = 0; part < c.splits; part++) {
-    const float* from = first + part * step;
-    const float factor = std::exp2(from[e] - top);
-    total += from[e + 1] * factor;
-    for (long n = 0; n < e; n++) first[n] = (part ? first[n] : 0.0f) + from[n] * factor;
-  }
-  finish_row(c, b, h, r, first, top, total);
 }
 
 // Backward -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@
 
 #pragma once
 
-#include "products.h"
+#include "rows.h"
 
 extern "C" {
 
@@ -47,9 +47,6 @@ struct Tile {
   long key, width;  // keys, padded to whole vectors
 };
 
-inline long seen(const HeadCall& c, long i) { return c.causal ? most(0, least(c.keys, c.offset + i + 1)) : c.keys; }
-inline long groups(const HeadCall& c) { return c.heads / c.kv_heads; }
-inline long key_blocks(const HeadCall& c) { return (c.keys + BLOCK - 1) / BLOCK; }
 inline long row_blocks(const HeadCall& c) { return (c.queries + ROWS_OF_TILE - 1) / ROWS_OF_TILE; }
 
 // How many of a tile's keys row i sees, padding apart.
@@ -130,13 +127,7 @@ void forward_rows(const HeadCall& c, Kind& kind, long b, long h, long i0, const 
     const long key = (Kind::LEFTWARDS ? blocks - 1 - x : x) * BLOCK;
     forward_tile(c, kind, {b, h, i0, rows, key, padded(least(BLOCK, keys - key))}, p);
   }
-  for (long r = 0; r < rows; r++) {
-    // A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
-    const float total = p.total[r] == 0.0f ? 1.0f : p.total[r];
-    float *to = number(c.out, b, h, i0 + r), *softmax = number(c.softmax, b, h, i0 + r);
-    for (long n = 0; n < c.value_width; n++) to[n] = p.O[r * e + n] / total;
-    softmax[0] = p.top[r], softmax[1] = total;
-  }
+  for (long r = 0; r < rows; r++) finish_row(c, b, h, i0 + r, p.O + r * e, p.top[r], p.total[r]);
 }
 
 template <class Kind>

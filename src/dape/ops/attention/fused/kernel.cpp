@@ -13,6 +13,7 @@
 // No headers but our own and the standard library's: it compiles in seconds. Threads are those of torch's own OpenMP pool; what each
 // of them does is fixed by its number, so the same number of threads gives the same bits. Memory belongs to the caller.
 
+#include "rows.h"
 #include "strips.h"
 
 namespace {
@@ -141,12 +142,7 @@ struct Shape {
   long blocks(const Call& c) const { return (c.queries + rows - 1) / rows; }
 };
 
-// How many keys row i sees.
-inline long seen(const Call& c, long i) { return c.causal ? most(0, least(c.keys, c.offset + i + 1)) : c.keys; }
-
 inline const float* term(const View& t, long item, long row, long key) { return t.at + item * t.item + row * t.row + key; }
-inline long groups(const Call& c) { return c.heads / c.kv_heads; }
-inline long key_blocks(const Call& c) { return (c.keys + BLOCK - 1) / BLOCK; }
 
 // Memory of a thread's own for one item at a time. Packing leaves what is padded, so that is 0 for all items.
 inline View own_space(Scratch& scratch, long heads, long rows, long width) {
@@ -385,58 +381,6 @@ void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long 
       strip_product<ADD>(rows, e, whole, S + h * s.plane, BLOCK, 1, number(c.v_rows, b, h / groups(c), key), BLOCK * STRIP, next, o, e);
     }
   }
-}
-
-void begin(const Call& c, const Shape& s, const ForwardPlanes& p) {
-  std::memset(p.O, 0, 4 * c.heads * s.rows * padded(c.value_width));
-  for (long x = 0; x < c.heads * s.rows; x++) p.top[x] = LOWEST, p.total[x] = 0;
-}
-
-// A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
-void finish_row(const Call& c, long b, long h, long i, const float* O, float top, float total) {
-  total = total == 0.0f ? 1.0f : total;
-  float *to = number(c.out, b, h, i), *softmax = number(c.softmax, b, h, i);
-  for (long n = 0; n < c.value_width; n++) to[n] = O[n] / total;
-  softmax[0] = top, softmax[1] = total;
-}
-
-void forward_tile(const Call& c, const Shape& s, long b, long i0, const ForwardPlanes& p) {
-  const long rows = least(s.rows, c.queries - i0), e = padded(c.value_width);
-  begin(c, s, p);
-  accumulate(c, s, b, i0, rows, 0, seen(c, i0 + rows - 1), p);
-  for (long h = 0; h < c.heads; h++)
-    for (long r = 0; r < rows; r++) {
-      const long x = h * s.rows + r;
-      finish_row(c, b, h, i0 + r, p.O + x * e, p.top[x], p.total[x]);
-    }
-}
-
-// One part of the keys, for all rows: there are few.
-void decode_part(const Call& c, const Shape& s, long b, long part, const ForwardPlanes& p) {
-  const long e = padded(c.value_width), keys = seen(c, c.queries - 1);
-  const long blocks = (keys + BLOCK - 1) / BLOCK, share = (blocks + c.splits - 1) / c.splits * BLOCK;
-  begin(c, s, p);
-  accumulate(c, s, b, 0, c.queries, least(keys, part * share), least(keys, (part + 1) * share), p);
-  float* to = c.parts + (b * c.splits + part) * c.heads * s.rows * (e + 2);
-  for (long x = 0; x < c.heads * s.rows; x++, to += e + 2) {
-    std::memcpy(to, p.O + x * e, 4 * e);
-    to[e] = p.top[x], to[e + 1] = p.total[x];
-  }
-}
-
-// The softmax over all keys from those over the parts.
-void join_parts(const Call& c, const Shape& s, long b, long h, long r) {
-  const long e = padded(c.value_width), step = c.heads * s.rows * (e + 2);
-  float* first = c.parts + b * c.splits * step + (h * s.rows + r) * (e + 2);
-  float top = LOWEST, total = 0;
-  for (long part = 0; part < c.splits; part++) top = first[part * step + e] > top ? first[part * step + e] : top;
-  for (long part = 0; part < c.splits; part++) {
-    const float* from = first + part * step;
-    const float factor = std::exp2(from[e] - top);
-    total += from[e + 1] * factor;
-    for (long n = 0; n < e; n++) first[n] = (part ? first[n] : 0.0f) + from[n] * factor;
-  }
-  finish_row(c, b, h, r, first, top, total);
 }
 
 // A call as it is for one item, packed in a thread's own memory, where it stays in the core's cache.
@@ -713,10 +657,10 @@ long dape_forward(const Call* call) {
     for (long t; !scratch.missing(failed) && (t = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < units;)
       if (c.apart) {
         own.pack(c, t);
-        for (long i0 = 0; i0 < c.queries; i0 += s.rows) forward_tile(own.call, s, t, i0, p);
+        for (long i0 = 0; i0 < c.queries; i0 += s.rows) forward_rows(own.call, s, t, i0, p);
       } else {
         // Long rows first, so that no thread begins a long tile when the others are done.
-        forward_tile(c, s, t % c.batch, (blocks - 1 - t / c.batch) * s.rows, p);
+        forward_rows(c, s, t % c.batch, (blocks - 1 - t / c.batch) * s.rows, p);
       }
   }
   return failed;
@@ -735,7 +679,7 @@ long dape_decode(const Call* call) {
     const bool idle = scratch.missing(failed);  // every thread must come to the loops below
 #pragma omp for schedule(static)
     for (long x = 0; x < c.batch * c.splits; x++)
-      if (!idle) decode_part(c, s, x / c.splits, x % c.splits, p);
+      if (!idle) forward_part(c, s, x / c.splits, x % c.splits, p);
 #pragma omp for schedule(static)
     for (long x = 0; x < c.batch * c.heads; x++)
       for (long r = 0; r < c.queries; r++)
