@@ -1,5 +1,5 @@
 // Calls of the kernels of other forms as heads.py and convolved.py make them, for ASan, UBSan and TSan. KERNEL is one of the
-// three sources, and RELATIVE, COUNTED or CONVOLVED says which. Every buffer is a block of memory of exactly the size that
+// three sources, and OF_RELATIVE, OF_COUNTED or OF_CONVOLVED says which. Every buffer is a block of memory of exactly the size that
 // Python gives it.
 
 #include KERNEL
@@ -69,7 +69,7 @@ struct Inputs {
   }
 };
 
-#if defined(RELATIVE)
+#if defined(OF_RELATIVE)
 void attend(const Sizes& s) {
   Inputs x(s, s.kv_heads);
   const long lags = s.queries + s.keys - 1 + LANES, d = padded(s.width), room = ((lags + LANES - 1) / LANES | 1) * LANES + 2 * LANES;
@@ -89,7 +89,7 @@ void attend(const Sizes& s) {
   require(dape_relative_backward(&c, &g) == 0, "memory");
   x.check();
 }
-#elif defined(COUNTED)
+#elif defined(OF_COUNTED)
 void attend(const Sizes& s) {
   if (!s.causal) return;
   Inputs x(s, s.kv_heads);

@@ -36,15 +36,15 @@ DEFECTS = {
 DEFECTS_OF_ROWS = {
     "relative": (  # a window of one vector too few
         "constexpr long WINDOW = ROWS_OF_TILE + BLOCK + 2 * LANES;",
-        "constexpr long WINDOW = ROWS_OF_TILE + BLOCK - 8 * LANES;",
+        "constexpr long WINDOW = ROWS_OF_TILE + BLOCK - LANES;",
         "address",
-        "heap-buffer-overflow",
+        "use-after-poison",
     ),
     "counted": (  # the edge of the tile after the last
         "std::memcpy(edges + key / BLOCK * ROWS_OF_TILE, after, 4 * rows.rows);",
-        "std::memcpy(edges + (key / BLOCK + 3) * ROWS_OF_TILE + 1024, after, 4 * rows.rows);",
+        "std::memcpy(edges + (key / BLOCK + 1) * ROWS_OF_TILE, after, 4 * rows.rows);",
         "address",
-        "heap-buffer-overflow",
+        "use-after-poison",
     ),
     "convolved": (  # the threads' own sums become one
         "fold_lanes(c.taps * c.hidden, c.heads, wa, g.d_wa + t * weights, 1.0f);",
@@ -58,7 +58,7 @@ DEFECTS_OF_ROWS = {
 def run_sanitized(sanitizer: str, source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """Compile the calls with the kernel in it, and run them."""
     checked = ["-O1", "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", f'-DKERNEL="{source}"']
-    checked.append(f"-D{source.stem.upper()}")
+    checked.append(f"-DOF_{source.stem.upper()}")
     driver = Path(__file__).with_name(DRIVERS[source.stem])
     made, program = folder / "calls.o", folder / "calls"
     # Two steps: linked with -fopenmp the program would have libgomp's threads instead of its own.

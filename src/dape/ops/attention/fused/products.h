@@ -8,6 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <omp.h>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -204,17 +207,32 @@ void cell_products(long M, long N, long rows, long width, const float* x, long x
 
 inline float* number(const View& x, long item, long head, long row) { return x.at + item * x.item + head * x.head + row * x.row; }
 
+#ifdef __SANITIZE_ADDRESS__  // for tests: whoever goes beyond a buffer is found, though another one follows
+constexpr long GAP = 1 << 10, GAPS = 4 * 32 * GAP;
+inline void forbid(float* from, long numbers) { ASAN_POISON_MEMORY_REGION(from, 4 * numbers); }
+inline void allow(float* from, long bytes) { ASAN_UNPOISON_MEMORY_REGION(from, bytes); }
+#else
+constexpr long GAP = 0, GAPS = 0;
+inline void forbid(float*, long) {}
+inline void allow(float*, long) {}
+#endif
+
 struct Scratch {
   float* memory;
   float* next;
+  long size;  // in bytes
   explicit Scratch(long numbers) {
-    memory = static_cast<float*>(std::aligned_alloc(64, (numbers * 4 + 4096) / 64 * 64));
+    size = (numbers * 4 + 4096 + GAPS) / 64 * 64;
+    memory = static_cast<float*>(std::aligned_alloc(64, size));
     next = memory;
 #ifdef DAPE_NAN_SCRATCH  // for tests: whatever is read before it was written shows
     for (long n = 0; memory && n < numbers; n++) memory[n] = NAN;
 #endif
   }
-  ~Scratch() { std::free(memory); }
+  ~Scratch() {
+    if (memory) allow(memory, size);
+    std::free(memory);
+  }
   // Says so if there was no memory: nothing can be thrown out of a parallel region.
   bool missing(long& failed) const {
     if (!memory) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
@@ -223,6 +241,8 @@ struct Scratch {
   float* take(long numbers) {
     float* found = next;
     next += (numbers + 15) / 16 * 16;
+    forbid(next, GAP);
+    next += GAP;
     return found;
   }
 };
