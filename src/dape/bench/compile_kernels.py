@@ -30,19 +30,35 @@ TARGETS = {
 GPUS: dict[str, Gpu] = {"sm_80": "large", "sm_86": "small", "sm_90": "large", "gfx942": "amd"}
 STORED = {"q", "k", "v", "wa", "w2", "grad"}
 SINGLE = {"static", "pre", "out", "softmax", "largest", "inverses", "delta", "rest"}
-SINGLE |= {"d_q", "d_k", "d_v", "d_static", "d_pre", "d_wa", "d_w2"}
+SINGLE |= {
+    "table",
+    "of_rows",
+    "kinks",
+    "d_q",
+    "d_k",
+    "d_v",
+    "d_static",
+    "d_pre",
+    "d_table",
+    "d_of_rows",
+    "d_wa",
+    "d_w2",
+}
+KINKS = 32
+"""Of FIRE's ramp, by its usual width."""
 
 
 def cases(sizes: Sizes) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """What a call launches, with constants beside sizes and flags."""
     square = {"M": run.ROWS, "N": run.ROWS}
-    for tables in (True, False):
-        flags = {"TABLES": tables}
+    kinds = {"lag tables": (True, 0), "ramps": (True, KINKS), "cells": (False, 0)}
+    for bias, (tables, kinks) in kinds.items():
+        flags = {"BIAS": bias, "TABLES": tables, **run.of_kinks(kinks)}
         yield "forward", kernels.forward, {"M": run.ROWS, "N": sizes.forward_keys, **flags}
         yield "queries", kernels.backward_queries, {**square, **flags}
         for what in run.together_or_apart(sizes, "FOR_K", "FOR_V"):
             yield "keys", kernels.backward_keys, {**square, **what, **flags}
-        for what in run.together_or_apart(sizes, "FOR_WEIGHTS", "FOR_TERMS", apart=not tables):
+        for what in run.together_or_apart(sizes, "FOR_WEIGHTS", "FOR_TERMS", apart=bias != "lag tables"):
             yield "terms", kernels.backward_terms, {**square, **what, **flags}
 
 
@@ -101,7 +117,7 @@ def main(name: str, dtype: str, heads: str, width: str, hidden: str) -> None:
     for kind, kernel, own in cases(sizes):
         built = compiled(kernel, {**sizes.constants(), **usual, **own}, target, dtype, sizes.warps)
         purpose = [name for name, value in own.items() if name.startswith("FOR_") and value]
-        row = {"kernel": kind, "for": purpose, "tables": own["TABLES"], **figures(built, target)}
+        row = {"kernel": kind, "for": purpose, "bias": own["BIAS"], **figures(built, target)}
         print(json.dumps(row), flush=True)
 
 

@@ -97,7 +97,7 @@ def _record(target: str, found: dict[str, Any]) -> Record:
     return {
         "target": target,
         "kernel": found["kernel"],  # forward; queries, keys and terms make up the backward pass
-        "bias": "lag tables" if found["tables"] else "cells",  # the latter if it depends on more than the lag (FIRE)
+        "bias": found["bias"],  # ramps: FIRE; cells: positions that are no single run, documents
         # What of its work, where one kernel would need too much memory for all of it.
         "parts": ", ".join(name.removeprefix("FOR_").lower() for name in found["for"]),
         "shared_kb": round(found["shared"] / 1024, 1),

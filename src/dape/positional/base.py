@@ -87,6 +87,8 @@ class Ramp:
     on_rows: Callable[[Grid], Float[Tensor, "*b q"]]
     """The numbers of a grid's rows."""
     pieces: Callable[[], Pieces]
+    kinks: int
+    """How many."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,6 +97,7 @@ class Fire(AdditiveBias):
             at=lambda lag, causal: self._of_lag(lag, causal=causal, dtype=exact),
             on_rows=lambda grid: self._of_row(grid, exact).reciprocal(),
             pieces=lambda: self._pieces(exact),
+            kinks=len(self.first.weight),
         )
         return replace(super().source(), ramp=ramp)
 

@@ -36,6 +36,8 @@ def a_class(**given) -> ShapeClass:
         {"dtype": "float32", "causal": False, "padding": True, "group": 2, "values": 8},
         {"dtype": "bfloat16", "tables": False, "causal": False, "padding": True},
         {"tables": False, "hidden": 0},
+        {"kinks": 5, "dtype": "float32"},
+        {"kinks": 17, "hidden": 0, "causal": False, "padding": True},
         {"hidden": 0, "static": False},
     ],
     ids=str,
@@ -45,19 +47,27 @@ def test_kernels_as_they_are_pass(given):
     assert all(each.ok for each in found), [str(each) for each in found if not each.ok]
     absent = {"static"} if not given.get("static", True) else set()
     absent |= {"wa", "pre", "w2"} if given.get("hidden") == 0 else set()
-    assert {each.tensor for each in found} == {*TENSORS} - absent
+    ramp = {"table", "rows"} if "kinks" in given else set()
+    assert {each.tensor for each in found} == {*TENSORS, *ramp} - absent
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
-    ("tables", "causal", "padding", "hidden"),
-    [(True, True, False, 8), (True, False, True, 0), (False, True, True, 8), (False, False, False, 8)],
+    ("tables", "causal", "padding", "hidden", "kinks"),
+    [
+        (True, True, False, 8, 0),
+        (True, False, True, 0, 0),
+        (False, True, True, 8, 0),
+        (False, False, False, 8, 0),
+        (True, True, True, 8, 33),
+    ],
 )
-def test_every_case_of_many_classes(dtype, tables, causal, padding, hidden, monkeypatch):
+def test_every_case_of_many_classes(dtype, tables, causal, padding, hidden, kinks, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(run, "SPLIT_KEYS", 32)
-    shape = a_class(dtype=dtype, tables=tables, causal=causal, padding=padding, hidden=hidden, heads=4, group=2)
+    flags = {"tables": tables, "causal": causal, "padding": padding, "kinks": kinks}
+    shape = a_class(dtype=dtype, hidden=hidden, heads=4, group=2, **flags)
     found = verify.findings(shape, CPU)
     assert len({each.case for each in found}) == 3 and [str(each) for each in found if not each.ok] == []
 
@@ -176,8 +186,7 @@ def test_class_fields_are_the_constants_of_the_kernels():
         pe = dape.build(label, num_heads=2, head_dim=16, train_length=8)
         q, k = torch.randn(1, 2, 3, 16), torch.randn(1, 1, 5, 16)
         form = closed_form(pe)
-        tables = "fire" not in label
-        shape = ShapeClass(**class_of(q, k, k, grid, form, tables=tables))
+        shape = ShapeClass(**class_of(q, k, k, grid, form, tables=True))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 run.Attention, "_launch", lambda of, kernel, g, a, terms, more: seen.append(of.constants(terms))

@@ -218,7 +218,7 @@ def _with_reason(choice: Choice, more: str) -> Choice:
 
 
 def _judge(engine: str, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm) -> Verdict:
-    tables = _choose_blocked(grid, form, engine).kernel == "lag tables"
+    tables = _choose_blocked(grid, form, engine).kernel in ("lag tables", "lag ramps")
     return ENGINES[engine].judge(q, k, v, grid, form, tables=tables)
 
 

@@ -6,7 +6,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dape.ops.attention.engines.base import NO_ROW_KERNEL, Call, KernelEngine, LagTerms, RowBlock, Verdict
+from dape.ops.attention.engines.base import (
+    NO_ROW_KERNEL,
+    Call,
+    KernelEngine,
+    RampTerms,
+    RowBlock,
+    Tables,
+    Verdict,
+)
 from dape.ops.attention.tiles import LOG2_E, TileTerms
 from dape.ops.attention.triton_kernels.available import serves, why_not_triton
 from dape.ops.attention.triton_kernels.plan import padded
@@ -26,7 +34,7 @@ class Triton(KernelEngine):
     block_bytes = 256 << 20
     fewest_rows = 16  # of a tile
     gradients_by_item = True
-    takes_ramps = False
+    takes_ramps = True
 
     def serves(self, device: torch.device) -> bool:
         return serves(device)
@@ -53,9 +61,11 @@ class Triton(KernelEngine):
 
         return outputs(call.q, call.v)
 
-    def tables(self, attention: "Attention", call: Call, terms: LagTerms) -> "Terms":
+    def tables(self, attention: "Attention", call: Call, terms: Tables) -> "Terms":
         from dape.ops.attention.triton_kernels.run import Terms
 
+        if isinstance(terms, RampTerms):
+            return _ramp(attention, call, terms)
         static, pre = None if terms.static is None else terms.static.float(), terms.pre
         if pre is not None:
             of_position = attention.of_position(pre.float())
@@ -78,3 +88,18 @@ class Triton(KernelEngine):
             static = of_position if static is None else static + of_position
             pre = by_item(terms.pre, attention.sizes.hidden)
         return Terms(tables=False, static=None if static is None else by_item(static, attention.sizes.heads), pre=pre)
+
+
+def _ramp(attention: "Attention", call: Call, terms: RampTerms) -> "Terms":
+    from dape.ops.attention.triton_kernels.run import Ramp, Terms
+
+    def by_piece(x: Float[Tensor, "2 p c"], channels: int) -> Float[Tensor, "m 2 c"]:
+        pieces = x.shape[1]
+        room = (0, channels - x.shape[2], 0, 0, 0, padded(pieces) - pieces)
+        return torch.nn.functional.pad(x.float().transpose(0, 1), room).contiguous()
+
+    sizes = attention.sizes
+    pre = None if terms.pre is None else by_piece(terms.pre, sizes.dp)
+    ramp = Ramp(*(x.float().contiguous() for x in (terms.table, terms.rows, terms.kinks)))
+    static = by_piece(terms.static, sizes.hp) * LOG2_E
+    return Terms(tables=True, static=static, pre=pre, start=call.queries - 1, ramp=ramp)

@@ -20,6 +20,10 @@ power of two by which f's operands are multiplied before they are rounded, so th
 
 Position terms: with TABLES, static is [head, lag] and pre [lag, DP], both from the largest lag downwards, so that row i
 and key j find entry ``start - i + j``; otherwise both have an entry for every cell, [item, channel, row, key].
+
+With PIECES too, both are piecewise linear functions of u = table[lag] * of_rows[row], [piece, slope or level, channel].
+What f makes of position alone is then not in ``static``, as it has more pieces: hidden units come whole, which is exact
+enough as u and with it ``pre`` does not grow with distance.
 """
 
 import triton
@@ -27,7 +31,8 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
-_SIZES = ["offset", "start", "queries", "keys", "span", "static_c", "static_i", "static_r", "pre_c", "pre_i", "pre_r"]
+_SIZES = ["offset", "start", "queries", "keys", "span", "static_c", "static_i", "static_r", "pre_c", "pre_i", "pre_r",
+          "of_rows_i"]  # fmt: skip
 """Arguments that change from call to call: specialising on them would compile anew for every decoded token."""
 
 
@@ -108,9 +113,53 @@ def _planes(x, HP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, TABLES: tl.constexpr, HIDDEN: tl.constexpr,
-         DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # fmt: skip
+def _entries(table, i0, j0, queries, keys, start, M: tl.constexpr, N: tl.constexpr):
+    """Of a table of one channel, [M * N, 1]."""
+    cell = tl.arange(0, M * N)[:, None]
+    i, j = i0 + cell // N, j0 + cell % N
+    return tl.load(table + (start - i + j), mask=(i < queries) & (j < keys), other=0.0)
+
+
+@triton.jit
+def _of_rows(of_rows, item, i0, queries, of_rows_i, M: tl.constexpr, N: tl.constexpr):
+    """The number of each cell's row, [M * N, 1]."""
+    i = i0 + tl.arange(0, M * N)[:, None] // N
+    return tl.load(of_rows + item.to(tl.int64) * of_rows_i + i, mask=i < queries, other=0.0)
+
+
+@triton.jit
+def _place(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS: tl.constexpr, M: tl.constexpr,
+           N: tl.constexpr):  # fmt: skip
+    """Of each cell where it lies along the ramp, which is u, and in which piece of it, [M * N, 1]."""
+    if KINKS:
+        along = _entries(table, i0, j0, queries, keys, start, M, N)
+        along *= _of_rows(of_rows, item, i0, queries, of_rows_i, M, N)
+        piece = tl.zeros((M * N, 1), tl.int32)
+        for n in range(KINKS):
+            piece += (along > tl.load(kinks + n)).to(tl.int32)
+    else:
+        along, piece = item, item  # which nobody reads
+    return along, piece
+
+
+@triton.jit
+def _slopes(x, piece, CHANNELS: tl.constexpr):
+    """[M * N, CHANNELS]"""
+    return tl.load(x + piece * (2 * CHANNELS) + tl.arange(0, CHANNELS)[None, :])
+
+
+@triton.jit
+def _on_pieces(x, along, piece, CHANNELS: tl.constexpr):
+    """[M * N, CHANNELS]"""
+    return _slopes(x, piece, CHANNELS) * along + _slopes(x + CHANNELS, piece, CHANNELS)
+
+
+@triton.jit
+def _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, along, piece, PIECES: tl.constexpr,
+         TABLES: tl.constexpr, HIDDEN: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # fmt: skip
     """[M * N, DP]"""
+    if PIECES:
+        return _on_pieces(pre, along, piece, DP)
     cell = tl.arange(0, M * N)[:, None]
     u = tl.arange(0, DP)[None, :]
     i, j = i0 + cell // N, j0 + cell % N
@@ -139,7 +188,16 @@ def _leaky(x, SLOPE: tl.constexpr):
 
 
 @triton.jit
+def _of_position(own, PIECES: tl.constexpr, SLOPE: tl.constexpr):
+    """Hidden units without scores, and their slopes: what is in the static term already."""
+    if PIECES:
+        return tl.zeros_like(own), tl.zeros_like(own)
+    return _leaky(own, SLOPE), tl.where(own > 0, 1.0, SLOPE)
+
+
+@triton.jit
 def _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start, static_i, static_c, static_r,
+            along, piece, PIECES: tl.constexpr,
             TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
             HEADS: tl.constexpr, HP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # fmt: skip
     """Base-2 logits with the static term, -inf where hidden."""
@@ -148,7 +206,9 @@ def _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start,
     j = j0 + tl.arange(0, N)[None, None, :]
     logits = logits * LOG2_E
     visible = j < keys
-    if STATIC:
+    if PIECES:
+        logits += _planes(_on_pieces(static, along, piece, HP), HP, M, N)
+    elif STATIC:
         if TABLES:
             where = h * static_c + (start - i + j)
         else:
@@ -164,14 +224,14 @@ def _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start,
 
 @triton.jit(do_not_specialize=_SIZES)
 def forward(
-    q, k, v, wa, w2, static, pre, padding, out, softmax,
+    q, k, v, wa, w2, static, pre, table, of_rows, kinks, padding, out, softmax,
     scale, offset, start, queries, keys, span,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_s, out_b, out_h, out_t, softmax_s,
     softmax_b, softmax_h,
-    static_i, static_c, static_r, pre_i, pre_c, pre_r,
+    static_i, static_c, static_r, pre_i, pre_c, pre_r, of_rows_i,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
     PK: tl.constexpr, PV: tl.constexpr, SK: tl.constexpr, SV: tl.constexpr,
-    HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr, KINKS: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
     SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
@@ -204,13 +264,16 @@ def forward(
         else:
             logits = _product(q, rows, queries, q_b, q_h, q_t, k, cols, keys, k_b, k_h, k_t, item,
                               HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
+        along, piece = _place(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS, M, N)
         if MIX:
             z = _layer(_cells(logits, HP, M, N) * SHRINK, wa_t, HP, DP, STORE, TYPE) * (1 / SHRINK)
-            own = _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, TABLES, HIDDEN, DP, M, N)
-            change = _leaky(z + own, SLOPE) - _leaky(own, SLOPE)
+            own = _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, along, piece, PIECES, TABLES,
+                       HIDDEN, DP, M, N)  # fmt: skip
+            change = _leaky(z + own, SLOPE) - _of_position(own, PIECES, SLOPE)[0]
             logits += _planes(_layer(change * SHRINK, w2_t, HP, DP, STORE, TYPE), HP, M, N) * (1 / SHRINK)
         logits = _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start,
-                         static_i, static_c, static_r, TABLES, CAUSAL, STATIC, PADDING, HEADS, HP, M, N)  # fmt: skip
+                         static_i, static_c, static_r, along, piece, PIECES, TABLES, CAUSAL, STATIC, PADDING,
+                         HEADS, HP, M, N)  # fmt: skip
         now = tl.maximum(largest, tl.max(logits, axis=2, keep_dims=True))
         safe = tl.where(now == -float("inf"), 0.0, now)
         p = tl.exp2(logits - safe)
@@ -231,9 +294,10 @@ def forward(
 
 @triton.jit
 def _weights(
-    scores, top, inverse, wa, w2, static, pre, padding,
+    scores, top, inverse, wa, w2, static, pre, along, piece, padding,
     item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
     HEADS: tl.constexpr, HIDDEN: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    PIECES: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
     SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
@@ -245,17 +309,20 @@ def _weights(
         h, u = tl.arange(0, HP), tl.arange(0, DP)
         x = _cells(scores, HP, M, N) * SHRINK
         z = _layer(x, wa + u[None, :] * HP + h[:, None], HP, DP, STORE, TYPE) * (1 / SHRINK)
-        own = _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, TABLES, HIDDEN, DP, M, N)
+        own = _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, along, piece, PIECES, TABLES,
+                   HIDDEN, DP, M, N)  # fmt: skip
         z += own
-        change = (_leaky(z, SLOPE) - _leaky(own, SLOPE)) * SHRINK
+        unmoved, unmoved_slope = _of_position(own, PIECES, SLOPE)
+        change = (_leaky(z, SLOPE) - unmoved) * SHRINK
         slope = tl.where(z > 0, 1.0, SLOPE)
-        turned = slope - tl.where(own > 0, 1.0, SLOPE)
+        turned = slope - unmoved_slope
         y = _layer(change, w2 + h[None, :] * DP + u[:, None], HP, DP, STORE, TYPE)
         logits = scores + _planes(y, HP, M, N) * (1 / SHRINK)
     else:
         x, change, slope, turned = scores, scores, scores, scores
     logits = _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start,
-                     static_i, static_c, static_r, TABLES, CAUSAL, STATIC, PADDING, HEADS, HP, M, N)  # fmt: skip
+                     static_i, static_c, static_r, along, piece, PIECES, TABLES, CAUSAL, STATIC, PADDING,
+                     HEADS, HP, M, N)  # fmt: skip
     return tl.exp2(logits - top) * inverse, x.to(STORE), change.to(STORE), slope, turned
 
 
@@ -283,20 +350,40 @@ def _d_scores(d_logits, d_z, wa, HP: tl.constexpr, DP: tl.constexpr, M: tl.const
     return d_logits
 
 
+@triton.jit
+def _d_along(d_logits, d_z, static, pre, piece, HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+             MIX: tl.constexpr):  # fmt: skip
+    """Of u, [M * N, 1]."""
+    found = tl.sum(_cells(d_logits, HP, M, N) * _slopes(static, piece, HP), axis=1, keep_dims=True) * (1 / LOG2_E)
+    if MIX:
+        found += tl.sum(d_z * _slopes(pre, piece, DP), axis=1, keep_dims=True)
+    return found
+
+
+@triton.jit
+def _in_pieces(within, x, STORE: tl.constexpr, TYPE: tl.constexpr):
+    """Sums over the cells of each piece. Gradients nearly cancel in them: in half precision they come in two parts."""
+    total = _dot(within, x, STORE, TYPE)
+    if tl.float32 != STORE:
+        total += _dot(within, x - x.to(STORE).to(tl.float32), STORE, TYPE)
+    return total
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def backward_queries(
-    q, k, v, wa, w2, static, pre, padding, grad, largest, inverses, delta, d_q, rest,
+    q, k, v, wa, w2, static, pre, table, of_rows, kinks, padding, grad, largest, inverses, delta, d_q, rest, d_of_rows,
     scale, offset, start, queries, keys,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, row_b, row_h, dq_b, dq_h, dq_t,
-    static_i, static_c, static_r, pre_i, pre_c, pre_r,
+    static_i, static_c, static_r, pre_i, pre_c, pre_r, of_rows_i,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
     PK: tl.constexpr, PV: tl.constexpr, SK: tl.constexpr, SV: tl.constexpr,
-    HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr, KINKS: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
     SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Program = M query rows of one item, for SK columns of their gradient. ``rest`` is the sum of the gradients of a
-    row's logits, which would be 0 if ``delta`` did not come from an output for which weights had been rounded."""
+    row's logits, which would be 0 if ``delta`` did not come from an output for which weights had been rounded.
+    ``d_of_rows``, [item, row], belongs to ramps."""
     i0 = tl.program_id(0) * M
     item = tl.program_id(1)
     mine = tl.program_id(2) * SK
@@ -306,6 +393,8 @@ def backward_queries(
     row_delta = _row_values(delta, item, rows, queries, row_b, row_h, HEADS, HP, 0.0)
     sums = tl.zeros((HP, M, SK), tl.float32)
     over = tl.zeros((HP, M, 1), tl.float32)
+    if PIECES:
+        sums_of_rows = tl.zeros((M,), tl.float32)
     end = keys
     if CAUSAL:
         end = tl.minimum(end, offset + i0 + M)
@@ -313,32 +402,40 @@ def backward_queries(
         cols = j0 + tl.arange(0, N)
         scores = _product(q, rows, queries, q_b, q_h, q_t, k, cols, keys, k_b, k_h, k_t, item,
                           HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
+        along, piece = _place(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS, M, N)
         p, _x, _change, slope, _turned = _weights(
-            scores, top, inverse, wa, w2, static, pre, padding,
+            scores, top, inverse, wa, w2, static, pre, along, piece, padding,
             item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
-            HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, SHRINK, STORE, TYPE)  # fmt: skip
+            HEADS, HIDDEN, HP, DP, M, N, PIECES,
+            MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, SHRINK, STORE, TYPE)  # fmt: skip
         d_p = _product(grad, rows, queries, grad_b, grad_h, grad_t, v, cols, keys, v_b, v_h, v_t, item,
                        HEADS, GROUP, VALUES, HP, PV, STORE, TYPE)  # fmt: skip
         d_logits, _d_cells, d_hidden = _d_logits(p, d_p, row_delta, w2, HP, DP, M, N, MIX, STORE, TYPE)
         d_scores = _d_scores(d_logits, d_hidden * slope, wa, HP, DP, M, N, MIX, STORE, TYPE)
         over += tl.sum(d_logits, axis=2, keep_dims=True)
+        if PIECES:
+            d_along = _d_along(d_logits, d_hidden * slope, static, pre, piece, HP, DP, M, N, MIX)
+            d_along *= _entries(table, i0, j0, queries, keys, start, M, N)
+            sums_of_rows += tl.sum(tl.reshape(d_along, (M, N)), axis=1)
         again = _rows(k, item, cols, keys, mine, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, SK, "evict_first")
         sums += _dot(d_scores, again, STORE, TYPE)
     _store_rows(d_q, sums * scale, item, rows, queries, mine, dq_b, dq_h, dq_t, HEADS, WIDTH, HP, SK)
     if mine == 0:
         _store_row_values(rest, over, item, rows, queries, row_b, row_h, 1, HEADS, HP)
+        if PIECES:
+            tl.store(d_of_rows + item.to(tl.int64) * queries + rows, sums_of_rows, mask=rows < queries)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def backward_keys(
-    q, k, v, wa, w2, static, pre, padding, grad, largest, inverses, delta, d_k, d_v,
+    q, k, v, wa, w2, static, pre, table, of_rows, kinks, padding, grad, largest, inverses, delta, d_k, d_v,
     scale, offset, start, queries, keys,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, row_b, row_h,
     dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
-    static_i, static_c, static_r, pre_i, pre_c, pre_r,
+    static_i, static_c, static_r, pre_i, pre_c, pre_r, of_rows_i,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
     PK: tl.constexpr, PV: tl.constexpr, SK: tl.constexpr, SV: tl.constexpr,
-    HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr, KINKS: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
     FOR_K: tl.constexpr, FOR_V: tl.constexpr,
     SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
@@ -362,10 +459,12 @@ def backward_keys(
                           HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
         top = _row_values(largest, item, rows, queries, row_b, row_h, HEADS, HP, float("inf"))
         inverse = _row_values(inverses, item, rows, queries, row_b, row_h, HEADS, HP, 0.0)
+        along, piece = _place(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS, M, N)
         p, _x, _change, slope, _turned = _weights(
-            scores, top, inverse, wa, w2, static, pre, padding,
+            scores, top, inverse, wa, w2, static, pre, along, piece, padding,
             item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
-            HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, SHRINK, STORE, TYPE)  # fmt: skip
+            HEADS, HIDDEN, HP, DP, M, N, PIECES,
+            MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, SHRINK, STORE, TYPE)  # fmt: skip
         d_p = _product(grad, rows, queries, grad_b, grad_h, grad_t, v, cols, keys, v_b, v_h, v_t, item,
                        HEADS, GROUP, VALUES, HP, PV, STORE, TYPE)  # fmt: skip
         row_delta = _row_values(delta, item, rows, queries, row_b, row_h, HEADS, HP, 0.0)
@@ -385,13 +484,14 @@ def backward_keys(
 
 @triton.jit(do_not_specialize=[*_SIZES, "first_band"])
 def backward_terms(
-    q, k, v, wa, w2, static, pre, padding, grad, largest, inverses, delta, d_static, d_pre, d_wa, d_w2,
+    q, k, v, wa, w2, static, pre, table, of_rows, kinks, padding, grad, largest, inverses, delta,
+    d_static, d_pre, d_table, d_wa, d_w2,
     scale, offset, start, queries, keys, first_band,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, row_b, row_h,
-    static_i, static_c, static_r, pre_i, pre_c, pre_r,
+    static_i, static_c, static_r, pre_i, pre_c, pre_r, of_rows_i,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HIDDEN: tl.constexpr,
     PK: tl.constexpr, PV: tl.constexpr, SK: tl.constexpr, SV: tl.constexpr,
-    HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr, KINKS: tl.constexpr,
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
     FOR_WEIGHTS: tl.constexpr, FOR_TERMS: tl.constexpr,
     SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
@@ -401,7 +501,8 @@ def backward_terms(
 
     With TABLES a program takes a block diagonal of one item: all its tiles have the same lags, so the gradients of the
     terms add up in registers, and the host sums the diagonals of one tile per band. Otherwise a program takes the rows
-    of one tile and writes the gradient of every cell. Weights: one partial sum per program, added by the host.
+    of one tile and writes the gradient of every cell. Weights: one partial sum per program, added by the host. Of ramps
+    a program has the sums over the cells in each piece, and on its diagonals those of ``table``.
     """
     item = tl.program_id(1)
     if TABLES:
@@ -417,7 +518,11 @@ def backward_terms(
     PARTS: tl.constexpr = 8  # of the cells: a product per warp instead of one long one
     if FOR_WEIGHTS:
         sums_wa, sums_w2 = tl.zeros((PARTS, DP, HP), tl.float32), tl.zeros((PARTS, HP, DP), tl.float32)
-    if FOR_TERMS:
+    if FOR_TERMS and PIECES:
+        sums_table = tl.zeros((M * N, 1), tl.float32)
+        slopes_static, levels_static = tl.zeros((PIECES, HP), tl.float32), tl.zeros((PIECES, HP), tl.float32)
+        slopes_pre, levels_pre = tl.zeros((PIECES, DP), tl.float32), tl.zeros((PIECES, DP), tl.float32)
+    elif FOR_TERMS:
         sums_static, sums_pre = tl.zeros((HP, M, N), tl.float32), tl.zeros((M * N, DP), tl.float32)
     h3, r3, c3 = tl.arange(0, HP)[:, None, None], tl.arange(0, M)[None, :, None], tl.arange(0, N)[None, None, :]
     cell, unit = tl.arange(0, M * N)[:, None], tl.arange(0, DP)[None, :]
@@ -429,10 +534,12 @@ def backward_terms(
                           HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
         top = _row_values(largest, item, rows, queries, row_b, row_h, HEADS, HP, float("inf"))
         inverse = _row_values(inverses, item, rows, queries, row_b, row_h, HEADS, HP, 0.0)
+        along, piece = _place(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS, M, N)
         p, x, change, slope, turned = _weights(
-            scores, top, inverse, wa, w2, static, pre, padding,
+            scores, top, inverse, wa, w2, static, pre, along, piece, padding,
             item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
-            HEADS, HIDDEN, HP, DP, M, N, MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, SHRINK, STORE, TYPE)  # fmt: skip
+            HEADS, HIDDEN, HP, DP, M, N, PIECES,
+            MIX, TABLES, CAUSAL, STATIC, PADDING, SLOPE, SHRINK, STORE, TYPE)  # fmt: skip
         d_p = _product(grad, rows, queries, grad_b, grad_h, grad_t, v, cols, keys, v_b, v_h, v_t, item,
                        HEADS, GROUP, VALUES, HP, PV, STORE, TYPE)  # fmt: skip
         row_delta = _row_values(delta, item, rows, queries, row_b, row_h, HEADS, HP, 0.0)
@@ -444,7 +551,18 @@ def backward_terms(
             sums_wa += _dot(_turn(d_z3), x3, STORE, TYPE)
             d_y3, change3 = tl.reshape(d_cells, (PARTS, K, HP)), tl.reshape(change, (PARTS, K, DP))
             sums_w2 += _dot(_turn(d_y3), change3, STORE, TYPE)
-        if FOR_TERMS and TABLES:
+        if FOR_TERMS and PIECES:
+            d_z = d_hidden * slope
+            d_along = _d_along(d_logits, d_z, static, pre, piece, HP, DP, M, N, MIX)
+            sums_table += d_along * _of_rows(of_rows, item, i0, queries, of_rows_i, M, N)
+            within = tl.trans((piece == tl.arange(0, PIECES)[None, :]).to(tl.float32))
+            d_y = _cells(d_logits, HP, M, N)
+            levels_static += _in_pieces(within, d_y, STORE, TYPE)
+            slopes_static += _in_pieces(within, d_y * along, STORE, TYPE)
+            if MIX:
+                levels_pre += _in_pieces(within, d_z, STORE, TYPE)
+                slopes_pre += _in_pieces(within, d_z * along, STORE, TYPE)
+        elif FOR_TERMS and TABLES:
             sums_static += d_logits
             if MIX:
                 sums_pre += d_hidden * turned
@@ -460,7 +578,16 @@ def backward_terms(
         h, u = tl.arange(0, HP), tl.arange(0, DP)
         tl.store(d_wa + program * DP * HP + u[:, None] * HP + h[None, :], tl.sum(sums_wa, axis=0) * (1 / SHRINK))
         tl.store(d_w2 + program * HP * DP + h[:, None] * DP + u[None, :], tl.sum(sums_w2, axis=0) * (1 / SHRINK))
-    if FOR_TERMS and TABLES:
+    if FOR_TERMS and PIECES:
+        tl.store(d_table + program * M * N + cell, sums_table)
+        place = program * (2 * PIECES) + 2 * tl.arange(0, PIECES)[:, None]
+        h, u = tl.arange(0, HP)[None, :], tl.arange(0, DP)[None, :]
+        tl.store(d_static + place * HP + h, slopes_static)
+        tl.store(d_static + (place + 1) * HP + h, levels_static)
+        if MIX:
+            tl.store(d_pre + place * DP + u, slopes_pre)
+            tl.store(d_pre + (place + 1) * DP + u, levels_pre)
+    elif FOR_TERMS and TABLES:
         tl.store(d_static + program * HP * M * N + (h3 * M + r3) * N + c3, sums_static)
         if MIX:
             tl.store(d_pre + program * M * N * DP + cell * DP + unit, sums_pre)

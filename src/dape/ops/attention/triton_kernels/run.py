@@ -11,7 +11,7 @@ from torch import Tensor
 from dape.ops.attention.engines.base import RowBlock
 from dape.ops.attention.triton_kernels import kernels
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
-from dape.ops.attention.triton_kernels.plan import Sizes, gpu_of
+from dape.ops.attention.triton_kernels.plan import Sizes, gpu_of, padded
 from dape.positional.base import LEAKY_SLOPE
 
 LOG2_E = math.log2(math.e)
@@ -23,19 +23,32 @@ _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 @dataclass(frozen=True)
+class Ramp:
+    """What slopes and levels in :class:`Terms` are multiplied with and added to: ``table[lag] * of_rows[row]``."""
+
+    table: Float[Tensor, " n"]
+    of_rows: Float[Tensor, "#b q"]
+    kinks: Float[Tensor, " w"]
+
+
+@dataclass(frozen=True)
 class Terms:
-    """``static`` (base 2, with what f makes of position alone) and ``pre`` as the kernels read them: tables over lags,
-    or one entry per cell."""
+    """``static`` (base 2, but for ramps with what f makes of position alone) and ``pre`` as the kernels read them:
+    tables over lags, one entry per cell, or a slope and a level for each piece of a ramp."""
 
     tables: bool
-    static: Float[Tensor, "h n"] | Float[Tensor, "#i h r k"] | None
-    pre: Float[Tensor, "n p"] | Float[Tensor, "#i D r k"] | None
+    static: Float[Tensor, "h n"] | Float[Tensor, "#i h r k"] | Float[Tensor, "m 2 h"] | None
+    pre: Float[Tensor, "n p"] | Float[Tensor, "#i D r k"] | Float[Tensor, "m 2 p"] | None
     start: int = 0
     """Entry of row 0 and key 0 in tables."""
+    ramp: Ramp | None = None
 
     def strides(self) -> dict[str, int]:
         """Of items, channels and rows; those of tables are known to the kernels but for one."""
-        found = {"static_i": 0, "static_c": 0, "static_r": 0, "pre_i": 0, "pre_c": 0, "pre_r": 0}
+        found = {"static_i": 0, "static_c": 0, "static_r": 0, "pre_i": 0, "pre_c": 0, "pre_r": 0, "of_rows_i": 0}
+        if self.ramp is not None:
+            found["of_rows_i"] = self.ramp.of_rows.stride(0) if len(self.ramp.of_rows) > 1 else 0
+            return found
         if self.tables:
             found["static_c"] = 0 if self.static is None else self.static.stride(0)
             return found
@@ -92,6 +105,7 @@ class Attention:
                 tables=terms.tables,
                 causal=self.causal_offset is not None,
                 static=terms.static is not None,
+                kinks=0 if terms.ramp is None else len(terms.ramp.kinks),
                 padding=self.padding is not None,
                 dtype=_TYPES[self.q.dtype],
                 interpreted=INTERPRETED,
@@ -116,6 +130,9 @@ class Attention:
             "w2": q if self.w2 is None else self.w2,
             "static": q if terms.static is None else terms.static,
             "pre": q if terms.pre is None else terms.pre,
+            "table": q if terms.ramp is None else terms.ramp.table,
+            "of_rows": q if terms.ramp is None else terms.ramp.of_rows,
+            "kinks": q if terms.ramp is None else terms.ramp.kinks,
             "padding": q if self.padding is None else self.padding[:, :keys].contiguous(),
             "scale": 1.0 / math.sqrt(q.shape[-1]),
             "offset": offset,
@@ -186,9 +203,9 @@ class BackwardPass:
     def d_v(self) -> Float[Tensor, "b g k e"]:
         return self._d_v.unflatten(1, (-1, self.of.sizes.group)).sum(2)
 
-    def rows(self, terms: Terms, block: RowBlock) -> tuple[Tensor, Tensor | None]:
-        """Adds the gradients of some rows; returns those of the terms: of tables ``[h, n]`` and ``[D, n]``, else
-        ``[h, b, r, k]`` and ``[D, b, r, k]``."""
+    def rows(self, terms: Terms, block: RowBlock) -> tuple[Tensor | None, ...]:
+        """Adds the gradients of some rows; returns those of the terms: of tables ``[h, n]`` and ``[D, n]``, of ramps
+        ``[2, p, h]``, ``[2, p, D]``, ``[n]`` and ``[#b, q]``, else ``[h, b, r, k]`` and ``[D, b, r, k]``."""
         of, sizes, rows, keys = self.of, self.of.sizes, block.part, block.keys
         grad, delta = self.grad[:, :, rows], self.delta[:, :, rows]
         batch, _, queries = delta.shape
@@ -206,7 +223,8 @@ class BackwardPass:
         d_q = self.d_q[:, :, rows]
         grid = (row_tiles, batch, sizes.shares(sizes.width))
         rest = torch.empty_like(self.delta)[:, :, rows]
-        written = {"d_q": d_q, **_strides("dq", d_q), "rest": rest}
+        d_of_rows = self.d_q.new_empty(batch, queries)
+        written = {"d_q": d_q, **_strides("dq", d_q), "rest": rest, "d_of_rows": d_of_rows}
         of._launch(kernels.backward_queries, grid, shared | written, terms, tile)
         delta.add_(rest)  # now the gradients of a row's logits add up to 0
         d_k, d_v = torch.empty_like(self._d_k[:, :, :keys]), torch.empty_like(self._d_v[:, :, :keys])
@@ -216,45 +234,56 @@ class BackwardPass:
             of._launch(kernels.backward_keys, grid, shared | written, terms, tile | what)
         self._d_k[:, :, :keys].add_(d_k)
         self._d_v[:, :, :keys].add_(d_v)
-        d_static, d_pre = self._terms(terms, shared, tile, row_tiles, key_tiles)
+        d_static, d_pre, *d_table = self._terms(terms, shared, tile, row_tiles, key_tiles)
+        if terms.ramp is not None:
+            return d_static, d_pre, *d_table, d_of_rows.sum_to_size(terms.ramp.of_rows.shape)
         if terms.tables:
             return d_static, d_pre
         return d_static.transpose(0, 1), None if d_pre is None else d_pre.transpose(0, 1)
 
-    def _terms(self, terms: Terms, shared, tile, row_tiles: int, key_tiles: int) -> tuple[Tensor, Tensor | None]:
-        of, sizes = self.of, self.of.sizes
-        batch, queries, keys = self.delta.shape[0], shared["queries"], shared["keys"]
+    def _terms(self, terms: Terms, shared, tile, row_tiles: int, key_tiles: int) -> tuple[Any, ...]:
+        of, sizes, batch = self.of, self.of.sizes, self.delta.shape[0]
         first, programs = 0, row_tiles
         if terms.tables:
             last = key_tiles - 1
             if of.causal_offset is not None:  # bands beyond see nothing
                 last = max(1 - row_tiles, min(last, (shared["offset"] + ROWS - 1) // ROWS))
             first, programs = 1 - row_tiles, last + row_tiles
-            d_static = self.d_q.new_empty(batch, programs, sizes.hp, ROWS, ROWS)
-            d_pre = self.d_q.new_empty(batch, programs, ROWS, ROWS, sizes.dp) if of.mixes else None
-        else:
-            d_static = self.d_q.new_zeros(batch, sizes.heads, queries, keys)
-            d_pre = self.d_q.new_zeros(batch, sizes.hidden, queries, keys) if of.mixes else None
+        d_static, d_pre, d_table = self._space(terms, (batch, programs), shared["queries"], shared["keys"])
         d_wa = self.d_q.new_empty(batch, programs, sizes.dp, sizes.hp)
         d_w2 = self.d_q.new_empty(batch, programs, sizes.hp, sizes.dp)
-        written = {
-            "d_static": d_static,
-            "d_pre": d_static if d_pre is None else d_pre,
-            "d_wa": d_wa,
-            "d_w2": d_w2,
-            "first_band": first,
-        }
-        which = together_or_apart(sizes, "FOR_WEIGHTS", "FOR_TERMS", apart=not terms.tables)
+        written = {"d_static": d_static, "d_pre": d_pre, "d_table": d_table, "d_wa": d_wa, "d_w2": d_w2}
+        which = together_or_apart(sizes, "FOR_WEIGHTS", "FOR_TERMS", apart=not terms.tables or terms.ramp is not None)
         for what in which if of.mixes else [{"FOR_WEIGHTS": False, "FOR_TERMS": True}]:
-            of._launch(kernels.backward_terms, (programs, batch), shared | written, terms, tile | what)
+            given = shared | written | {"first_band": first}
+            of._launch(kernels.backward_terms, (programs, batch), given, terms, tile | what)
         if of.mixes:
             self.d_wa.add_(d_wa.sum((0, 1))[: sizes.hidden, : sizes.heads])
             self.d_w2.add_(d_w2.sum((0, 1))[: sizes.heads, : sizes.hidden])
+        place = {"first": terms.start + first * ROWS, "count": shared["queries"] + shared["keys"] - 1}
+        if terms.ramp is not None:
+            d_static = _of_pieces(d_static, terms.ramp, sizes.heads)
+            d_pre = _of_pieces(d_pre, terms.ramp, sizes.hidden) if of.mixes else None
+            return d_static, d_pre, _diagonals(d_table.sum(0).unsqueeze(0), **place).squeeze(0)
         if terms.tables:
-            place = {"first": terms.start + first * ROWS, "count": queries + keys - 1}
             d_static = _diagonals(d_static.sum(0).transpose(0, 1)[: sizes.heads], **place)
-            d_pre = None if d_pre is None else _diagonals(d_pre.sum(0).permute(3, 0, 1, 2)[: sizes.hidden], **place)
-        return d_static, None if d_pre is None else self._with_position(terms, d_static, d_pre)
+            d_pre = _diagonals(d_pre.sum(0).permute(3, 0, 1, 2)[: sizes.hidden], **place) if of.mixes else d_pre
+        return d_static, self._with_position(terms, d_static, d_pre) if of.mixes else None
+
+    def _space(self, terms: Terms, programs: tuple[int, int], queries: int, keys: int) -> tuple[Tensor, ...]:
+        """For what the kernel writes of static, pre and a ramp's table; an empty one for what is absent."""
+        sizes, empty, mixes = self.of.sizes, self.d_q.new_empty, self.of.mixes
+        nothing = empty(0)
+        if terms.ramp is not None:
+            pieces = padded(len(terms.ramp.kinks) + 1)
+            d_pre = empty(*programs, pieces, 2, sizes.dp) if mixes else nothing
+            return empty(*programs, pieces, 2, sizes.hp), d_pre, empty(*programs, ROWS, ROWS)
+        if terms.tables:
+            d_pre = empty(*programs, ROWS, ROWS, sizes.dp) if mixes else nothing
+            return empty(*programs, sizes.hp, ROWS, ROWS), d_pre, nothing
+        cells = (queries, keys)
+        d_pre = self.d_q.new_zeros(programs[0], sizes.hidden, *cells) if mixes else nothing
+        return self.d_q.new_zeros(programs[0], sizes.heads, *cells), d_pre, nothing
 
     def _with_position(self, terms: Terms, d_static: Tensor, d_pre: Tensor) -> Tensor:
         """Gradients of ``pre`` and w2 with what comes through ``of_position`` in the static term; items that share
@@ -273,21 +302,27 @@ class BackwardPass:
 
 
 def flags(
-    *, mix: bool, tables: bool, causal: bool, static: bool, padding: bool, dtype: str, interpreted: bool
+    *, mix: bool, tables: bool, causal: bool, static: bool, padding: bool, dtype: str, interpreted: bool, kinks: int = 0
 ) -> dict[str, Any]:
-    """Constants of the kernels beside their sizes; ``dtype`` in Triton's spelling: fp32, fp16, bf16."""
+    """Constants of the kernels beside their sizes; ``dtype`` in Triton's spelling: fp32, fp16, bf16; ``kinks``: of a
+    ramp."""
     store = {"fp32": kernels.tl.float32, "fp16": kernels.tl.float16, "bf16": kernels.tl.bfloat16}[dtype]
     return {
         "MIX": mix,
         "TABLES": tables,
         "CAUSAL": causal,
         "STATIC": static,
+        **of_kinks(kinks),
         "PADDING": padding,
         "SLOPE": LEAKY_SLOPE,
         "SHRINK": 2.0**-8 if dtype == "fp16" else 1.0,
         "STORE": store,
         "TYPE": kernels.tl.float32 if interpreted else store,
     }
+
+
+def of_kinks(kinks: int) -> dict[str, int]:
+    return {"KINKS": kinks, "PIECES": padded(kinks + 1) if kinks else 0}
 
 
 def together_or_apart(sizes: Sizes, a: str, b: str, *, apart: bool = False) -> list[dict[str, bool]]:
@@ -328,6 +363,11 @@ def _join(outs: Float[Tensor, "s *q e"], sums: Float[Tensor, "s *q 2"], out: Ten
     whole = total.sum(0)
     out.copy_(((total / whole.masked_fill(whole == 0, 1.0)).unsqueeze(-1) * outs).sum(0))
     softmax.copy_(torch.stack([top, whole], -1))
+
+
+def _of_pieces(x: Float[Tensor, "b n m 2 p"], ramp: Ramp, channels: int) -> Float[Tensor, "2 w c"]:
+    """Of slopes and levels, without padding, from what programs have found."""
+    return x.sum((0, 1))[: len(ramp.kinks) + 1, :, :channels].transpose(0, 1)
 
 
 def _diagonals(x: Float[Tensor, "c bands r r"], *, first: int, count: int) -> Float[Tensor, "c n"]:

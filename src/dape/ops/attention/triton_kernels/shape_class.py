@@ -30,11 +30,13 @@ class ShapeClass:
     hidden: int
     """Units of f, 0 without f."""
     tables: bool
-    """Position terms are tables over lags, else one entry per cell."""
+    """Position terms are tables over lags, or functions of one, else one entry per cell."""
     causal: bool
     static: bool
     """Whether there is a static term: a bias, or what f makes of position."""
     padding: bool
+    kinks: int = 0
+    """Of the ramp that position terms are functions of, 0 without one."""
     tf32: bool = False
     """Whether PyTorch's own products of float32, of which f has some, are rounded."""
 
@@ -44,7 +46,7 @@ class ShapeClass:
         parts += [f"values of {self.values}"] if self.values != self.width else []
         parts += [f"{self.group} to a key head"] if self.group > 1 else []
         parts += [f"f of {self.hidden}"] if self.hidden else []
-        parts += ["lag tables" if self.tables else "bias tiles"]
+        parts += [f"ramps of {self.kinks} kinks" if self.kinks else "lag tables" if self.tables else "bias tiles"]
         parts += ["causal"] if self.causal else []
         parts += [] if self.static else ["no bias"]
         parts += ["padding"] if self.padding else []
@@ -56,6 +58,7 @@ def class_of(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, ta
     torch.compile can hand on while it traces."""
     mixes = form.mix is not None
     biased = (form.source is not None or form.separable is not None) and form.adds_bias
+    ramp = None if not tables or form.source is None or form.source.at is not None else form.source.ramp
     masked = not tables and (grid.causal or grid.q_document is not None)
     return {
         "dtype": NAMES[q.dtype],
@@ -67,7 +70,8 @@ def class_of(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, ta
         "hidden": 0 if form.mix is None else len(form.mix.wa),
         "tables": tables,
         "causal": grid.causal and grid.offset is not None,
-        "static": mixes or biased or masked,
+        "static": mixes or biased or masked or ramp is not None,
+        "kinks": 0 if ramp is None else ramp.kinks,
         "padding": grid.key_padding_mask is not None,
         "tf32": mixes and q.device.type == "cuda" and _products_are_rounded(),
     }

@@ -9,14 +9,15 @@ Nothing here is random: numbers come from a generator of its own.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dape.ops.attention.bounds import bounds, relative_errors, steady_rows
 from dape.ops.attention.check import make_grid
-from dape.ops.attention.engines.base import Call, LagTerms, RowBlock
+from dape.ops.attention.engines.base import Call, LagTerms, RampTerms, RowBlock
 from dape.ops.attention.engines.triton import Triton
 from dape.ops.attention.reference import reference_attention
 from dape.ops.attention.tiles import TileTerms
@@ -98,14 +99,20 @@ class _Example:
         self.q = normal(BATCH, heads, case.queries, shape.width).to(self.dtype)
         self.k = normal(BATCH, key_heads, case.keys, shape.width).to(self.dtype)
         self.v = normal(BATCH, key_heads, case.keys, shape.values).to(self.dtype)
-        lags = (case.queries + case.keys - 1,)
-        of_cells = (case.queries, case.keys)
-        items = () if shape.tables else (1 if case.shared else BATCH,)
-        where = lags if shape.tables else of_cells
-        self.static = normal(*items, heads, *where) if shape.static else None
+        lags = case.queries + case.keys - 1
+        items = 1 if case.shared else BATCH
+
+        def term(channels: int) -> Tensor:
+            if shape.kinks:
+                return normal(2, shape.kinks + 1, channels)
+            return normal(channels, lags) if shape.tables else normal(items, channels, case.queries, case.keys)
+
+        self.static = term(heads) if shape.static else None
         self.wa = normal(hidden, heads, scale=heads**-0.5) if hidden else None
-        self.pre = normal(*items, hidden, *where) if hidden else None
+        self.pre = term(hidden) if hidden else None
         self.w2 = normal(heads, hidden, scale=hidden**-0.5) if hidden else None
+        self.table, self.rows = (normal(lags), normal(items, case.queries)) if shape.kinks else (None, None)
+        self.kinks = self._kinks()
         self.grid = self._grid()
         towards = normal(BATCH, heads, case.queries, shape.values).to(self.dtype)
         self.towards = towards * self._steady_rows().to(self.dtype)
@@ -133,18 +140,36 @@ class _Example:
         causal = shape.causal
         return make_grid(self.q, self.k, causal=causal, q_pos=None, k_pos=None, key_padding_mask=padding, **documents)
 
-    def on_cells(self, x: Tensor) -> Float[Tensor, "*b c q k"]:
-        """A term on every cell: entry 0 of a table is of the largest lag."""
-        if not self.shape.tables:
-            return x
+    def _kinks(self) -> Float[Tensor, " w"] | None:
+        """As far as can be from where cells are: rounding must not put a cell into another piece."""
+        if self.table is None or self.rows is None:
+            return None
+        places = self._along(self.table, self.rows).flatten().sort().values
+        widest = places.diff().topk(self.shape.kinks).indices.sort().values
+        return (places[widest] + places[widest + 1]) / 2
+
+    def _along(self, table: Float[Tensor, " n"], rows: Float[Tensor, "i q"]) -> Float[Tensor, "i q k"]:
+        return table[self._entry()] * rows.unsqueeze(-1)
+
+    def _entry(self) -> Int[Tensor, "q k"]:
+        """Of a table, of which entry 0 is of the largest lag."""
         i, j = torch.arange(self.case.queries, device="cpu"), torch.arange(self.case.keys, device="cpu")
-        return x[:, self.case.queries - 1 - i[:, None] + j[None, :]]
+        return self.case.queries - 1 - i[:, None] + j[None, :]
+
+    def on_cells(self, x: Tensor, table: Tensor | None, rows: Tensor | None) -> Float[Tensor, "*b c q k"]:
+        """A term on every cell."""
+        if table is not None and rows is not None:
+            along = self._along(table, rows).unsqueeze(-1)
+            assert self.kinks is not None
+            piece = (along > self.kinks).sum(-1)
+            return (x[0, piece] * along + x[1, piece]).movedim(-1, -3)
+        return x[:, self._entry()] if self.shape.tables else x
 
     def _steady_rows(self) -> Bool[Tensor, "#b 1 #q 1"]:
         if self.wa is None or self.pre is None:
             return torch.ones(1, 1, 1, 1, dtype=torch.bool, device="cpu")
         q, k = self.q.double() / math.sqrt(self.shape.width), share_heads(self.k, self.shape.heads).double()
-        pre = self.on_cells(self.pre.double())
+        pre = self.on_cells(self.pre.double(), self.table, self.rows)
         return steady_rows(q, k, self.wa.double(), pre, operands=self.dtype, terms=self.terms)
 
     # By definition ---------------------------------------------------------------------------------------------------
@@ -152,6 +177,7 @@ class _Example:
     def by_definition(self) -> dict[str, Tensor]:
         named = {"q": self.q, "k": self.k, "v": self.v}
         named |= {"static": self.static, "wa": self.wa, "pre": self.pre, "w2": self.w2}
+        named |= {"table": self.table, "rows": self.rows}
         leaves = {n: x.double().requires_grad_() for n, x in named.items() if x is not None}
         out = reference_attention(leaves["q"], leaves["k"], leaves["v"], _ByDefinition(self, leaves), self.grid)
         if not self.case.gradients:
@@ -163,20 +189,25 @@ class _Example:
 
     def launched(self, device: torch.device) -> dict[str, Tensor]:
         q, k, v, towards = (self._laid_out(x.to(device)) for x in (self.q, self.k, self.v, self.towards))
-        others = (self.static, self.wa, self.pre, self.w2, self.grid.key_padding_mask)
-        static, wa, pre, w2, padding = (None if x is None else x.to(device) for x in others)
+        others = (self.static, self.wa, self.pre, self.w2, self.table, self.rows, self.kinks)
+        others = (None if x is None else x.to(device) for x in (*others, self.grid.key_padding_mask))
+        static, wa, pre, w2, table, rows, kinks, padding = others
         offset = self.grid.offset if self.shape.causal else None
         call = Call(q, k, v, wa, w2, padding, offset)
-        terms = LagTerms(static, pre, True) if self.shape.tables else _Cells(self._with_mask(static), static, pre)
+        if static is not None and table is not None and rows is not None and kinks is not None:
+            terms = RampTerms(static, pre, table, rows, kinks)
+        else:
+            terms = LagTerms(static, pre, True) if self.shape.tables else _Cells(self._with_mask(static), static, pre)
         engine = Triton()
         out, softmax = engine.forward(call, terms)
         if not self.case.gradients:
             return {"output": out}
         found = engine.backward(call, terms, towards, out, softmax)
-        d_static, d_pre = found.terms if self.shape.tables else found.terms.found
+        d_static, d_pre, *of_ramp = found.terms if self.shape.tables else found.terms.found
         d_static = None if static is None else d_static
         named = {"q": found.q, "k": found.k, "v": found.v, "static": d_static, "wa": found.wa, "pre": d_pre}
-        return {"output": out} | {n: x for n, x in (named | {"w2": found.w2}).items() if x is not None}
+        named |= {"w2": found.w2, **dict(zip(("table", "rows"), of_ramp, strict=False))}
+        return {"output": out} | {n: x for n, x in named.items() if x is not None}
 
     def _laid_out(self, x: Tensor) -> Tensor:
         return x.transpose(1, 2).contiguous().transpose(1, 2) if self.case.heads_beside else x
@@ -237,7 +268,8 @@ class _ByDefinition(PositionalEncoding):
         k: Float[Tensor, "b g k d"],
         grid: Grid,
     ) -> Float[Tensor, "b h q k"]:
-        logits, on_cells = scores, self.example.on_cells
+        ramp = {"table": self.leaves.get("table"), "rows": self.leaves.get("rows")}
+        logits, on_cells = scores, partial(self.example.on_cells, **ramp)
         if "static" in self.leaves:
             logits = logits + on_cells(self.leaves["static"])
         if "wa" in self.leaves:
