@@ -36,7 +36,7 @@ class DataBench:
 
     bytes_mb: int = 256
     """Megabytes of text for bytes."""
-    bpe_mb: int = 32
+    bpe_mb: int = 16
     """Megabytes of text for BPE."""
     vocabulary: int = 8192
     """Ids of the BPE, which is learned first, from 1 MB."""
