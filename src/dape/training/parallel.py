@@ -178,6 +178,9 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 ALONE = Group()
 _GROUPS: dict[str, Any] = {}
 _MEETINGS = itertools.count()
+_KEPT: list[Any] = []
+"""Groups outlive a run. Whoever drops the last reference to one waits, holding Python's lock, for gloo's threads to end;
+one of them may still be waiting for that lock, to let go of the last tensors (seen under load: the run never ended)."""
 
 
 def _cpu_group() -> Any:
@@ -198,14 +201,17 @@ def joined(mode: Mode | None, device: torch.device) -> Iterator[Group]:
     rank, limit = int(os.environ.get("RANK", "0")), timedelta(seconds=patience())
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=_store(rank, world, limit), rank=rank, world_size=world, timeout=limit)
+    own = dist.new_group(backend="gloo")
+    _KEPT[:] = [dist.group.WORLD, own]
     try:
-        yield Group(mode or "ddp", rank, world, dist.new_group(backend="gloo"))
+        yield Group(mode or "ddp", rank, world, own)
     except RuntimeError as error:
         if world == 1 or not re.search("gloo|NCCL|onnection|peer|imed out", str(error)):
             raise
         print(f"dape: process {rank} has lost another one ({str(error).splitlines()[0]})", file=sys.stderr, flush=True)
         raise SystemExit(LOST) from error
     finally:
+        _KEPT.extend(_GROUPS.values())
         _GROUPS.clear()
         dist.destroy_process_group()
 
