@@ -90,7 +90,7 @@ def _same(*names: str) -> dict[str, str]:
 
 
 _TOOLS = {
-    **_same("beartype", "hypothesis", "pyright", "pytest", "ruff", "selenium"),
+    **_same("beartype", "hatchling", "hypothesis", "pyright", "pytest", "ruff", "selenium"),
     "import-linter": "importlinter",
 }
 _ALL = ("data", "hub", "corpora", "hf", "peft", "harness", "report", "tensorboard", "slurm", "triton")
