@@ -1,4 +1,4 @@
-"""Compile the C++ kernels for the processors that a wheel is for (``dape.ops.prebuilt.TARGETS``); ``make wheel`` does it.
+"""Compile the C++ kernels for the processors that a wheel is for (``dape.ops.prebuilt.TARGETS``), as ``make wheel`` does.
 
 python packaging/kernels.py FOLDER
 

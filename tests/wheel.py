@@ -1,5 +1,5 @@
-"""Run by `make wheel` with the Python of an empty environment that the wheel was installed into: what a user installs has
-everything it needs, outside the repository, where no compiler can be found."""
+"""Run by `make wheel` with the Python of an empty environment that the wheel was installed into: what a user installs
+has everything it needs, outside the repository, where no compiler can be found."""
 
 import os
 import platform

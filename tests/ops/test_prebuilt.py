@@ -1,6 +1,7 @@
 """Kernels that came with the package: the best that fits, whole, of these very sources; otherwise one is built here."""
 
 import ctypes
+import functools
 import importlib.util
 import platform
 import shutil
@@ -143,14 +144,16 @@ def test_what_cannot_be_loaded_is_said(folder, source, capsys, monkeypatch):
 
 def test_nothing_is_compiled_if_only_prebuilt_ones_are_wanted(folder, source, monkeypatch):
     monkeypatch.setenv("DAPE_FUSED", "prebuilt")
-    with pytest.raises(OSError, match="none came with the package for this system and processor; .* DAPE_FUSED is pre"):
+    with pytest.raises(
+        OSError, match=r"none came with the package for this system and processor; .* DAPE_FUSED is pre"
+    ):
         answer(source)
 
 
 def test_an_unknown_mode_is_refused(monkeypatch):
     available._try.cache_clear()
     monkeypatch.setenv("DAPE_FUSED", "fast")
-    with pytest.raises(UsageError, match="DAPE_FUSED is 'fast', but must be one of 0: .*native: .*or unset it"):
+    with pytest.raises(UsageError, match=r"DAPE_FUSED is 'fast', but must be one of 0: .*native: .*or unset it"):
         available.why_not_compiled(torch.empty(0))
 
 
@@ -193,9 +196,9 @@ def test_attention_by_a_prebuilt_kernel(folder, name, monkeypatch):
         if V3.needs - prebuilt.features():
             pytest.skip("this processor is older than x86-64-v3")
         packaging.compile_one(source, V3, "g++", folder / V3.name)
-    monkeypatch.setattr(library, "load", lambda loaded=library.load.__wrapped__(): loaded)
-    monkeypatch.setattr(kinds, "load", kinds.load.__wrapped__)
     monkeypatch.setenv("DAPE_FUSED", "prebuilt")
+    for module in (library, kinds):
+        monkeypatch.setattr(module, "load", functools.cache(module.load.__wrapped__))
     available._try.cache_clear()
     torch.manual_seed(0)
     pe = dape.build(name, num_heads=4, head_dim=6, train_length=16)
