@@ -1,4 +1,4 @@
-"""Compile the C++ kernels for the processors that a wheel is for (``dape.ops.prebuilt.TARGETS``), as ``make wheel`` does.
+"""Compile the C++ kernels for the processors of ``dape.ops.prebuilt.TARGETS``: a part of `make wheel`.
 
 python packaging/kernels.py FOLDER
 
