@@ -98,3 +98,11 @@ def test_no_message_names_an_index():
     pages = [*root.glob("src/dape/**/*.py"), *root.glob("docs/**/*.md"), *root.glob("*.md")]
     found = [str(page) for page in pages if re.search(r"pip install '?dape\b", page.read_text(encoding="utf-8"))]
     assert found == [str(root / "src/dape/extras.py")]
+
+
+def test_one_version_everywhere():
+    root = Path(__file__).parents[1]
+    version = extras.importlib.import_module("dape").__version__
+    assert f"\nversion: {version}\n" in (root / "CITATION.cff").read_text()
+    date = re.search(rf"## {re.escape(version)} \((\d{{4}}-\d\d-\d\d)\)", (root / "CHANGELOG.md").read_text())
+    assert date and f'date-released: "{date[1]}"' in (root / "CITATION.cff").read_text()
