@@ -94,13 +94,12 @@ def gallery(folder: Path) -> str:
     known = dape.encodings()
     names = [name for name, entry in known.items() if not name.startswith("dape-") and entry.hook != "none"]
     names += [f"{prefix}{base}" for prefix in ("dape-", "dape-v2-") for base in SHOWN_WITH_DAPE]
+    bases, shown = ", ".join(name for name, entry in known.items() if entry.dape), ", ".join(SHOWN_WITH_DAPE)
     lines = [
-        "# Gallery of encodings",
-        "",
-        "Every encoding before training, as `dape.draw` draws it: by distance with a line per head, as a matrix, and through "
-        "randomised positions. The dotted line is the training length. Nope has no picture: it does nothing. DAPE can be put on "
-        f"{', '.join(name for name, entry in known.items() if entry.dape)}; it is shown on {', '.join(SHOWN_WITH_DAPE)}.",
-        "",
+        "# Gallery of encodings\n",
+        "Every encoding before training, as `dape.draw` draws it: by distance with a line per head, as a matrix, and",
+        "through randomised positions. The dotted line is the training length. Nope has no picture: it does nothing.",
+        f"DAPE can be put on {bases}; it is shown on {shown}.\n",
     ]
     for name in names:
         entry = known[name]

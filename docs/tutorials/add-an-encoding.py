@@ -37,7 +37,7 @@ print(pe.bias(torch.tensor([3]), torch.tensor([0, 2, 3])).squeeze(1))
 # top of it.
 
 # %%
-dape.draw("saturating", "dape-saturating", heads=4, head_dim=16)
+dape.draw("saturating", "dape-saturating", train_length=32, heads=4, head_dim=16)
 
 # %% [markdown]
 # Is it computed rightly, forward and backward? The fast implementations against the definition, in float64 where that is possible:
