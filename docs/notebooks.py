@@ -22,8 +22,12 @@ class Cell:
 
 
 def read(file: Path) -> list[Cell]:
+    return read_text(file.read_text(encoding="utf-8"))
+
+
+def read_text(content: str) -> list[Cell]:
     cells = []
-    for part in re.split(r"^# %%", file.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+    for part in re.split(r"^# %%", content, flags=re.MULTILINE)[1:]:
         kind, _, text = part.partition("\n")
         if "[markdown]" in kind:
             cells.append(Cell(re.sub(r"^# ?", "", text, flags=re.MULTILINE).strip(), is_code=False))
