@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import platform
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -208,3 +209,23 @@ def test_attention_by_a_prebuilt_kernel(folder, name, monkeypatch):
     exact = dape.attention(q.double(), k.double(), v.double(), pe.double(), impl="reference")
     torch.testing.assert_close(out.double(), exact, rtol=1e-4, atol=1e-5)
     available._try.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("qemu-aarch64-static") and packaging.compiler_for(ARM)), reason="no ARM, no emulator"
+)
+def test_on_arm(tmp_path):
+    """The main kernel in an emulator (Debian's qemu-user-static): 256 calls, forward and backward, as on x86."""
+    driver, told = Path(__file__).parent / "attention" / "sanitized.cpp", []
+    for target, before in ((V3, []), (ARM, ["qemu-aarch64-static"])):
+        made, program, compiler = tmp_path / "calls.o", tmp_path / target.name, packaging.compiler_for(target)
+        flags = [flag for flag in target.flags if flag != "-fno-exceptions"]  # the driver's threads are C++'s
+        what = ["-DTELL", f'-DKERNEL="{library.SOURCE}"', "-c", str(driver), "-o", str(made)]
+        for command in ([compiler, *flags, *what], [compiler, "-static", str(made), "-o", str(program), "-lpthread"]):
+            subprocess.run(command, check=True, timeout=600)
+        said = subprocess.run([*before, program], check=True, capture_output=True, text=True, timeout=1200).stdout
+        assert said.endswith("256 calls, forward and backward, 3 threads\n")
+        told.append(torch.tensor([float(word) for word in said.partition(" calls")[0].split()[:-1]]))
+    assert len(told[0]) == 2048
+    torch.testing.assert_close(*told, rtol=1e-4, atol=1e-4)
