@@ -101,6 +101,7 @@ def gallery(folder: Path) -> str:
         "through randomised positions. The dotted line is the training length. Nope has no picture: it does nothing.",
         f"DAPE can be put on {bases}; it is shown on {shown}.\n",
     ]
+    print(f"drawing {len(names)} encodings", flush=True)
     for name in names:
         entry = known[name]
         dape.draw(name, out=folder / f"{name}.png", train_length=32, heads=4, head_dim=16).clear()
@@ -109,7 +110,7 @@ def gallery(folder: Path) -> str:
             lines.append(f"| {what} | `{getattr(entry, what)}` |".replace("|i-j|", "\\|i-j\\|"))
         module = inspect.getmodule(entry.load() if not name.startswith("dape-") else type(built(name)))
         assert module is not None and module.__doc__ and module.__file__
-        source, said = Path(module.__file__).relative_to(ROOT), module.__doc__.strip().replace("``", "")
+        source, said = f"src/dape/positional/{Path(module.__file__).name}", module.__doc__.strip().replace("``", "")
         lines += ["", f"From `{source}`:", "", f"```text\n{said}\n```", ""]
     return "\n".join(lines)
 
