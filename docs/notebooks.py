@@ -70,7 +70,6 @@ def as_page(cells: list[Cell], name: str, folder: Path) -> str:
         if cell.drawn is not None:
             cell.drawn.savefig(folder / f"{name}-{number}.png", dpi=100)
             parts.append(f"![what the cell draws]({name}-{number}.png)")
-    parts.append(f"*This page is a notebook, run when the site was built: [{name}.ipynb]({name}.ipynb)*")
     return "\n\n".join(parts) + "\n"
 
 

@@ -84,7 +84,8 @@ def write_tutorial(file: Path) -> None:
         finally:
             os.chdir(here)
     text = with_links(file, notebooks.as_page(cells, file.stem, out))
-    (out / f"{file.stem}.md").write_text(text, encoding="utf-8")
+    told = f"\n*A notebook, run when the site was built: [{file.stem}.ipynb]({file.stem}.ipynb)*\n"
+    (out / f"{file.stem}.md").write_text(text + told, encoding="utf-8")
     (out / f"{file.stem}.ipynb").write_text(notebooks.as_notebook(cells), encoding="utf-8")
 
 

@@ -77,7 +77,7 @@ def test_cells():
     assert [cell.is_code for cell in cells] == [False, True, True] and cells[0].text == "# Title\n\nWords."
     assert notebooks.run(cells)["x"] == 1 and [cell.printed for cell in cells] == ["", "1", "2"]
     page = notebooks.as_page(cells, "name", Path())
-    assert "```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```" in page and "[name.ipynb](name.ipynb)" in page
+    assert "```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```" in page
     kinds = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(notebooks.as_notebook(cells))["cells"]]
     assert kinds == [("markdown", "# Title\n\nWords."), ("code", "x = 1\nprint(x)"), ("code", "x + 1")]
 
