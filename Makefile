@@ -1,4 +1,5 @@
-# Every target sets up .venv first if that is missing or older than pyproject.toml and constraints.txt.
+# Every target sets up .venv first if that is missing or older than pyproject.toml and constraints.txt. The demo needs the
+# package and what it depends on, everything else the developers' tools too; both are in one .venv.
 # Another interpreter: make setup PYTHON=python3.12. More pytest options: make test ARGS="-k kerple -x";
 # tests side by side: make test JOBS=8 (0: one process, for a debugger).
 
@@ -11,6 +12,7 @@ ROUNDS ?= 20
 N ?= 50
 BIN := .venv/bin
 READY := .venv/.ready
+DEV := .venv/.dev
 DOCS := .venv/.docs
 
 .DEFAULT_GOAL := help
@@ -19,15 +21,15 @@ DOCS := .venv/.docs
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(READY)  ## create .venv with the tested versions
+setup: $(DEV)  ## create .venv with everything, in the tested versions
 
 demo: $(READY)  ## train seven encodings short, test them long (minutes; into runs/compare)
 	$(BIN)/dape compare
 
-test: $(READY)  ## fast tests, 6 minutes on two cores
+test: $(DEV)  ## fast tests, 6 minutes on two cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-test-slow: $(READY)  ## what make test leaves out: slow and torch.compile tests
+test-slow: $(DEV)  ## what make test leaves out: slow and torch.compile tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "(slow or compile) and not gpu" $(ARGS)
 
 test-all: test test-slow  ## fast, slow and torch.compile tests
@@ -36,35 +38,40 @@ docs: $(DOCS)  ## the documentation as a site, in build/site; warnings are error
 	$(BIN)/python docs/site.py
 	$(BIN)/zensical build --strict
 
-wheel: $(READY)  ## build the wheel, and use it apart from the sources: presets, tables, kernel, report
-	rm -rf dist build/wheel
-	$(BIN)/python -m pip wheel -q --no-deps -w dist .
-	$(BIN)/python -m pip install -q --no-deps --target build/wheel dist/*.whl
-	cd build && PYTHONPATH=wheel ../$(BIN)/python ../tests/wheel.py
+wheel: $(DEV)  ## sdist, and from it the wheel with compiled kernels; use it in an empty environment without a compiler
+	rm -rf dist build/kernels build/sdist build/wheel
+	$(BIN)/python packaging/kernels.py build/kernels
+	$(BIN)/python -m hatchling build -d dist -t sdist
+	mkdir -p build/sdist && tar -xzf dist/dape-*.tar.gz -C build/sdist --strip-components 1
+	cd build/sdist && DAPE_KERNELS_FROM=$(CURDIR)/build/kernels $(CURDIR)/$(BIN)/python -m hatchling build -d $(CURDIR)/dist -t wheel
+	$(BIN)/python -m venv build/wheel
+	build/wheel/bin/python -m pip install -q -c constraints.txt torch
+	build/wheel/bin/python -m pip install -q -c constraints.txt "$$(ls dist/*.whl)[report]"
+	build/wheel/bin/python tests/wheel.py
 
-fuzz: $(READY)  ## random calls, damaged files and command lines; CASES=20000 for a long run, SEED=1 to repeat one
+fuzz: $(DEV)  ## random calls, damaged files and command lines; CASES=20000 for a long run, SEED=1 to repeat one
 	@echo "The same cases again: make fuzz CASES=$(CASES) SEED=$(SEED)"
 	FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz -m "" -n $(JOBS) --hypothesis-seed=$(SEED) --hypothesis-show-statistics $(ARGS)
 
-sanitize: $(READY)  ## the C++ kernel under g++'s address, undefined-behaviour and thread sanitizers
+sanitize: $(DEV)  ## the C++ kernel under g++'s address, undefined-behaviour and thread sanitizers
 	$(BIN)/python -m pytest -n 0 -m slow -s tests/ops/attention/test_sanitizers.py $(ARGS)
 
-crash: $(READY)  ## kill every long command at random moments and compare what it ends with; ROUNDS=100
+crash: $(DEV)  ## kill every long command at random moments and compare what it ends with; ROUNDS=100
 	$(BIN)/python -m tests.crash --rounds $(ROUNDS)
 
-mutants: $(READY)  ## change one thing at a time and see whether a test fails; N=150 of each package
+mutants: $(DEV)  ## change one thing at a time and see whether a test fails; N=150 of each package
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation -n $(N) $(ARGS)
 
-lint: $(READY)  ## formatting, lint, types and imports between packages
+lint: $(DEV)  ## formatting, lint, types and imports between packages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-audit: $(READY)  ## installed versions against constraints.txt, and known vulnerabilities if they can be looked up
+audit: $(DEV)  ## installed versions against constraints.txt, and known vulnerabilities if they can be looked up
 	$(BIN)/python -m tests.audit
 
-format: $(READY)  ## let ruff rewrite the code
+format: $(DEV)  ## let ruff rewrite the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -80,9 +87,14 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv (the first time this downloads torch; minutes)"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	@touch $@
+
+$(DEV): $(READY)
+	@echo "Installing what tests and tools need (once; minutes)"
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
 	@touch $@
 
-$(DOCS): $(READY)
+$(DOCS): $(DEV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
 	@touch $@

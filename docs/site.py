@@ -1,14 +1,22 @@
 """What `make docs` builds the site from, in build/docs: the pages of this folder, pages that live elsewhere in the
-repository, and a page of every public name. Links to files that are no pages become their paths.
+repository, a page of every public name, the gallery of encodings, and the tutorials with what they print and draw.
+Links to files that are no pages become their paths.
 
 python docs/site.py
 """
 
+import inspect
+import os
 import re
 import shutil
+import sys
+import tempfile
 from pathlib import Path
 
 import dape
+
+sys.path.insert(0, str(Path(__file__).parent))
+import notebooks
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -24,6 +32,7 @@ GROUPS = {
     "Attention": ("ops",),
     "Models and layers": ("models", "nn"),
 }
+SHOWN_WITH_DAPE = ("alibi", "kerple", "fire")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
@@ -31,14 +40,19 @@ def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     shutil.copytree(DOCS, OUT, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     for page in sorted(DOCS.glob("**/*.md")):
-        (OUT / page.relative_to(DOCS)).write_text(with_links(page), encoding="utf-8")
+        (OUT / page.relative_to(DOCS)).write_text(with_links(page, page.read_text(encoding="utf-8")), encoding="utf-8")
     for source, name in ELSEWHERE.items():
-        (OUT / name).write_text(with_links(ROOT / source), encoding="utf-8")
+        page = ROOT / source
+        (OUT / name).write_text(with_links(page, page.read_text(encoding="utf-8")), encoding="utf-8")
     (OUT / "api.md").write_text(api(), encoding="utf-8")
+    (OUT / "gallery.md").write_text(gallery(OUT / "gallery"), encoding="utf-8")
+    for tutorial in sorted(DOCS.glob("tutorials/*.py")):
+        write_tutorial(tutorial)
 
 
-def with_links(page: Path) -> str:
-    """The text of a page, every link to where its target is on the site."""
+def with_links(page: Path, content: str) -> str:
+    """The content of a page, every link to where its target is on the site."""
+    inner = "../" * len(page.parent.relative_to(DOCS).parts) if page.is_relative_to(DOCS) else ""
 
     def linked(match: re.Match[str]) -> str:
         text, target = match.groups()
@@ -50,12 +64,60 @@ def with_links(page: Path) -> str:
             raise SystemExit(f"{page}: {target} does not exist")
         inside = str(path.relative_to(ROOT))
         if path.is_relative_to(DOCS):
-            return f"[{text}]({path.relative_to(DOCS)}{mark}{part})"
+            return f"[{text}]({inner}{path.relative_to(DOCS)}{mark}{part})"
         if inside in ELSEWHERE:
-            return f"[{text}]({ELSEWHERE[inside]}{mark}{part})"
+            return f"[{text}]({inner}{ELSEWHERE[inside]}{mark}{part})"
         return text if text.strip("`") == inside else f"{text} (`{inside}`)"
 
-    return LINK.sub(linked, page.read_text(encoding="utf-8"))
+    return LINK.sub(linked, content)
+
+
+def write_tutorial(file: Path) -> None:
+    """Run, in a folder of its own; as a page and as a notebook."""
+    print(f"running {file.relative_to(ROOT)}", flush=True)
+    cells, out, here = notebooks.read(file), OUT / "tutorials", Path.cwd()
+    out.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            notebooks.run(cells)
+        finally:
+            os.chdir(here)
+    text = with_links(file, notebooks.as_page(cells, file.stem, out))
+    told = f"\n*A notebook, run when the site was built: [{file.stem}.ipynb]({file.stem}.ipynb)*\n"
+    (out / f"{file.stem}.md").write_text(text + told, encoding="utf-8")
+    (out / f"{file.stem}.ipynb").write_text(notebooks.as_notebook(cells), encoding="utf-8")
+
+
+def gallery(folder: Path) -> str:
+    """Every encoding of the catalogue with its equation, what its source says, and its picture."""
+    folder.mkdir()
+    known = dape.encodings()
+    names = [name for name, entry in known.items() if not name.startswith("dape-") and entry.hook != "none"]
+    names += [f"{prefix}{base}" for prefix in ("dape-", "dape-v2-") for base in SHOWN_WITH_DAPE]
+    bases, shown = ", ".join(name for name, entry in known.items() if entry.dape), ", ".join(SHOWN_WITH_DAPE)
+    lines = [
+        "# Gallery of encodings\n",
+        "Every encoding before training, as `dape.draw` draws it: by distance with a line per head, as a matrix, and",
+        "through randomised positions. The dotted line is the training length. Nope has no picture: it does nothing.",
+        f"DAPE can be put on {bases}; it is shown on {shown}.\n",
+    ]
+    print(f"drawing {len(names)} encodings", flush=True)
+    for name in names:
+        entry = known[name]
+        dape.draw(name, out=folder / f"{name}.png", train_length=32, heads=4, head_dim=16).clear()
+        lines += [f"## {name}", "", f"![{name} before training](gallery/{name}.png)", "", "| | |", "|---|---|"]
+        for what in ("equation", "hook", "learns", "extrapolates"):
+            lines.append(f"| {what} | `{getattr(entry, what)}` |".replace("|i-j|", "\\|i-j\\|"))
+        module = inspect.getmodule(entry.load() if not name.startswith("dape-") else type(built(name)))
+        assert module is not None and module.__doc__ and module.__file__
+        source, said = f"src/dape/positional/{Path(module.__file__).name}", module.__doc__.strip().replace("``", "")
+        lines += ["", f"From `{source}`:", "", f"```text\n{said}\n```", ""]
+    return "\n".join(lines)
+
+
+def built(name: str) -> dape.PositionalEncoding:
+    return dape.build(name, num_heads=2, head_dim=4, train_length=8)
 
 
 def api() -> str:

@@ -62,7 +62,15 @@ def test_the_same_as_the_package_asks_for():
             "pip install -e '/home/me/my clone[hf]'",
         ),
         ('{"url": "file:///tmp/dape", "dir_info": {}}', "pip install '/tmp/dape[hf]'"),
-        ('{"url": "https://somewhere/dape.whl"}', "pip install 'dape[hf]'"),
+        (
+            '{"url": "file:///tmp/dape-1-py3-none-any.whl", "archive_info": {}}',
+            "pip install '/tmp/dape-1-py3-none-any.whl[hf]'",
+        ),
+        ('{"url": "https://somewhere/dape.whl"}', "pip install 'dape[hf] @ https://somewhere/dape.whl'"),
+        (
+            '{"url": "https://somewhere/dape", "vcs_info": {"vcs": "git"}}',
+            "pip install 'dape[hf] @ git+https://somewhere/dape'",
+        ),
         ("broken", "pip install 'dape[hf]'"),
     ],
 )
@@ -73,3 +81,28 @@ def test_extras_are_installed_from_where_the_package_came(monkeypatch, origin, c
 
     monkeypatch.setattr("importlib.metadata.distribution", lambda name: Distribution())
     assert extras.install_command("hf") == command
+
+
+def test_from_the_sources_alone(monkeypatch):
+    def none(name: str):
+        raise extras.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.distribution", none)
+    command = extras.install_command("hf")
+    assert command.startswith("pip install -e ") and (Path(command[16:-5]) / "pyproject.toml").is_file()
+
+
+def test_no_message_names_an_index():
+    """Whoever has a clone or a wheel would get whatever an index calls by that name, or nothing."""
+    root = Path(__file__).parents[1]
+    pages = [*root.glob("src/dape/**/*.py"), *root.glob("docs/**/*.md"), *root.glob("*.md")]
+    found = [str(page) for page in pages if re.search(r"pip install '?dape\b", page.read_text(encoding="utf-8"))]
+    assert found == [str(root / "src/dape/extras.py")]
+
+
+def test_one_version_everywhere():
+    root = Path(__file__).parents[1]
+    version = extras.importlib.import_module("dape").__version__
+    assert f"\nversion: {version}\n" in (root / "CITATION.cff").read_text()
+    date = re.search(rf"## {re.escape(version)} \((\d{{4}}-\d\d-\d\d)\)", (root / "CHANGELOG.md").read_text())
+    assert date and f'date-released: "{date[1]}"' in (root / "CITATION.cff").read_text()

@@ -49,3 +49,21 @@ def test_the_example_is_dape_over_the_bias_it_defines(example):
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#:]+)\)", TEXT))))
 def test_links_lead_somewhere(target):
     assert (ROOT / target).exists()
+
+
+def test_figures_are_those_that_the_command_printed():
+    """README's sentence and the table of docs/results.md, against results/compare."""
+    head, _, *lines = (ROOT / "results/compare/table.md").read_text().partition("\n\n")[0].splitlines()
+    lengths = re.findall(r"\d+", head)
+    printed = {}
+    for line in lines:
+        method, *cells = line.strip("| ").split(" | ")
+        printed |= {(method, n): float(re.search(r"[\d.]+", cell)[0]) for n, cell in zip(lengths, cells, strict=True)}
+    said = re.search(r"at 2048 perplexity\s+is ([\d.]+) with rope, ([\d.]+) with kerple, ([\d.]+) with DAPE", TEXT)
+    claims = [(name, "2048", said[at + 1]) for at, name in enumerate(("rope", "kerple", "dape-kerple"))]
+    shown = re.findall(r"^\| ([a-z-]+) \| ([\d.| ]+) \|$", (ROOT / "docs/results.md").read_text(), re.MULTILINE)
+    assert len(shown) == len(lines) == 7
+    for method, cells in shown:
+        claims += zip([method] * 4, ("64", "256", "1024", "2048"), cells.split(" | "), strict=True)
+    for method, length, claim in claims:
+        assert abs(printed[method, length] - float(claim)) < 0.0051, (method, length, claim)

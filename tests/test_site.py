@@ -1,18 +1,23 @@
 """The pages that `make docs` builds the site from."""
 
 import importlib.util
+import json
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 import dape
+from dape.positional import catalogue
 
 ROOT = Path(__file__).parents[1]
 spec = importlib.util.spec_from_file_location("site_pages", ROOT / "docs" / "site.py")
 site = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(site)
+notebooks = site.notebooks
+TUTORIALS = sorted(site.DOCS.glob("tutorials/*.py"))
 
 
 def pages(nav) -> set[str]:
@@ -26,7 +31,8 @@ def pages(nav) -> set[str]:
 def test_every_page_is_in_the_navigation():
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
     written = {str(page.relative_to(site.DOCS)) for page in site.DOCS.glob("**/*.md")}
-    assert pages(nav) == written | set(site.ELSEWHERE.values()) | {"api.md"}
+    run = {str(page.relative_to(site.DOCS).with_suffix(".md")) for page in TUTORIALS}
+    assert len(TUTORIALS) == 5 and pages(nav) == written | run | set(site.ELSEWHERE.values()) | {"api.md", "gallery.md"}
 
 
 def test_the_reference_has_every_public_name():
@@ -42,8 +48,60 @@ def test_links_lead_somewhere(tmp_path, monkeypatch):
     for name in ("CONTRIBUTING.md", "Makefile", "docs/other.md"):
         (tmp_path / name).write_text("")
     page = tmp_path / "docs" / "page.md"
-    page.write_text("[a](other.md#b) [c](../CONTRIBUTING.md) [the file](../Makefile) [`Makefile`](../Makefile) [d](#e)")
-    assert site.with_links(page) == "[a](other.md#b) [c](contributing.md) the file (`Makefile`) `Makefile` [d](#e)"
-    page.write_text("[a](gone.md)")
+    text = "[a](other.md#b) [c](../CONTRIBUTING.md) [the file](../Makefile) [`Makefile`](../Makefile) [d](#e)"
+    linked = "[a](other.md#b) [c](contributing.md) the file (`Makefile`) `Makefile` [d](#e)"
+    assert site.with_links(page, text) == linked
+    inner = tmp_path / "docs" / "tutorials" / "page.py"
+    assert (
+        site.with_links(inner, "[a](../other.md) [c](../../CONTRIBUTING.md)")
+        == "[a](../other.md) [c](../contributing.md)"
+    )
     with pytest.raises(SystemExit, match=r"page\.md: gone\.md does not exist"):
-        site.with_links(page)
+        site.with_links(page, "[a](gone.md)")
+
+
+def test_the_gallery_has_every_encoding(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(dape, "draw", lambda name, **_: drawn.append(name) or Figure())
+    text = site.gallery(tmp_path / "gallery")
+    assert {name for name in dape.encodings() if not name.startswith("dape-")} - set(drawn) == {"nope"}
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == drawn and "dape-v2-fire" in drawn
+    assert "ALiBi (Press et al., 2022)" in text and "A - m_h \\|i-j\\|" in text
+
+
+# Tutorials -----------------------------------------------------------------------------------------------------------
+
+
+def test_cells():
+    cells = notebooks.read_text("# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nx = 1\nprint(x)\n\n# %%\nx + 1\n")
+    assert [cell.is_code for cell in cells] == [False, True, True] and cells[0].text == "# Title\n\nWords."
+    assert notebooks.run(cells)["x"] == 1 and [cell.printed for cell in cells] == ["", "1", "2"]
+    page = notebooks.as_page(cells, "name", Path())
+    assert "```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```" in page
+    kinds = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(notebooks.as_notebook(cells))["cells"]]
+    assert kinds == [("markdown", "# Title\n\nWords."), ("code", "x = 1\nprint(x)"), ("code", "x + 1")]
+
+
+EXPECTED = {
+    "compare": ("dape-alibi", "9 measurements before, 18 now"),
+    "my-model": ("dape-kerple", "torch.Size([1, 8, 300, 32])"),
+    "longer-llama": ("dape-kerple (adapter)", "adapter_model.safetensors"),
+    "add-an-encoding": ("-0.7500", "largest difference"),
+    "cluster": ("dape-alibi", "True"),
+}
+NEEDS = {"longer-llama": "transformers", "cluster": "submitit"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs(tutorial, tmp_path, monkeypatch):
+    if tutorial.stem in NEEDS:
+        pytest.importorskip(NEEDS[tutorial.stem])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(catalogue.ENTRIES, "saturating", catalogue.ENTRIES["alibi"])  # removed again afterwards
+    catalogue.ENTRIES.pop("saturating")
+    cells = notebooks.read(tutorial)
+    notebooks.run(cells)
+    printed = "\n".join(cell.printed for cell in cells)
+    assert all(words in printed for words in EXPECTED[tutorial.stem]), printed

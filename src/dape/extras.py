@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -21,7 +22,7 @@ OLDEST_PEFT = "0.21"
 def transformers_trouble(what: str) -> str | None:
     """Why ``what`` (dape.hf, or a command) cannot use the library, and what to do; None if it can."""
     if importlib.util.find_spec("transformers") is None:
-        return f"{what} needs the transformers library: pip install 'dape[hf]'"
+        return f"{what} needs the transformers library: {install_command('hf')}"
     try:
         found = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:  # run from its sources
@@ -73,16 +74,21 @@ class Extra:
 
 
 def install_command(extra: str) -> str:
-    """What installs an extra from where this package came from: a folder, such as a clone, or an index."""
+    """What installs an extra from where this package came from: a folder, such as a clone, a wheel, an address, or an
+    index. Only from there is it the same package."""
     try:
         origin = json.loads(importlib.metadata.distribution("dape").read_text("direct_url.json") or "{}")
         url, editable = str(origin.get("url", "")), origin.get("dir_info", {}).get("editable", False)
-    except (importlib.metadata.PackageNotFoundError, ValueError, AttributeError):
-        url, editable = "", False
-    if not url.startswith("file://"):
+        version_control = origin.get("vcs_info", {}).get("vcs", "")
+    except (ValueError, AttributeError):
         return f"pip install 'dape[{extra}]'"
-    folder = url2pathname(urlsplit(url).path)
-    return f"pip install {'-e ' if editable else ''}{shlex.quote(f'{folder}[{extra}]')}"
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        return f"pip install -e {shlex.quote(f'{Path(__file__).resolve().parents[2]}[{extra}]')}"
+    if url.startswith("file://") and not version_control:
+        folder = url2pathname(urlsplit(url).path)
+        return f"pip install {'-e ' if editable else ''}{shlex.quote(f'{folder}[{extra}]')}"
+    scheme = f"{version_control}+" if version_control else ""
+    return f"pip install 'dape[{extra}]{f' @ {scheme}{url}' if url else ''}'"
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -90,7 +96,7 @@ def _same(*names: str) -> dict[str, str]:
 
 
 _TOOLS = {
-    **_same("beartype", "hypothesis", "pyright", "pytest", "ruff", "selenium"),
+    **_same("beartype", "hatchling", "hypothesis", "pyright", "pytest", "ruff", "selenium"),
     "import-linter": "importlinter",
 }
 _ALL = ("data", "hub", "corpora", "hf", "peft", "harness", "report", "tensorboard", "slurm", "triton")

@@ -1,7 +1,9 @@
-"""Tables of rich within the width of a terminal: columns that do not fit go into another table below. No torch here.
+"""Tables of rich and words within the width of a terminal: columns that do not fit go into another table below. No
+torch here.
 
 Rich shortens what does not fit, and half a number is a wrong one."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,6 +13,16 @@ if TYPE_CHECKING:
 
 WRAPPED = 24
 """Columns of a column of words that may be wrapped."""
+
+
+def wrapped(markdown: str, width: int) -> str:
+    """Paragraphs and points within so many columns; what belongs to a point stands below its first word."""
+    lines = []
+    for line in markdown.split("\n"):
+        indent = "  " if line.startswith("- ") else ""
+        filled = textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        lines.append(filled)
+    return "\n".join(lines)
 
 
 def fitted(table: "Table", width: int, *, keys: int = 1) -> "list[Table]":

@@ -1,6 +1,7 @@
 """``dape.extend`` does what ``dape extend`` does: the same rows and adapter, in folders that either can go on with."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 import dape  # noqa: E402
 from dape.cli import main  # noqa: E402
+from dape.extras import install_command  # noqa: E402
 from dape.results import read_rows  # noqa: E402
 
 SMALL = {"data": "words.txt", "steps": 2, "batch": 2, "windows": 3, "lengths": (16, 32)}
@@ -97,5 +99,5 @@ def test_without_the_extra(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "transformers" else real(name, *a)
     )
-    with pytest.raises(ValueError, match=r"needs the transformers library: pip install 'dape\[hf\]'"):
+    with pytest.raises(ValueError, match=re.escape(f"needs the transformers library: {install_command('hf')}")):
         dape.extend("model", out="out", **SMALL)

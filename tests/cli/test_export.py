@@ -24,6 +24,7 @@ import dape.hf
 from dape.cli import main
 from dape.data.corpora import open_data
 from dape.data.tokenizer import LibraryTokenizer, load_tokenizer
+from dape.extras import install_command
 from dape.hf import convert
 from dape.hf.tokenizer import byte_level_json, is_byte_level, open_exported, save_tokenizer
 from dape.models.generate import Sampling, generate
@@ -366,4 +367,4 @@ def test_without_the_extra(runs, exported, command, tmp_path, capsys, monkeypatc
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main([command, str(runs / "fire"), "--out", str(tmp_path / "out")]) == 2
-    assert "needs the transformers library: pip install 'dape[hf]'" in capsys.readouterr().err
+    assert f"needs the transformers library: {install_command('hf')}" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 transformers = pytest.importorskip("transformers")
 
 from dape.cli import main  # noqa: E402
+from dape.extras import install_command  # noqa: E402
 from dape.hf import load_adapter  # noqa: E402
 from dape.hf.tune import Tuner  # noqa: E402
 from dape.results.records import read_rows  # noqa: E402
@@ -412,7 +413,7 @@ def test_without_the_extra(capsys, monkeypatch):
         importlib.util, "find_spec", lambda name, *a: None if name == "transformers" else real(name, *a)
     )
     extend(expect=2)
-    assert "dape extend needs the transformers library: pip install 'dape[hf]'" in capsys.readouterr().err
+    assert f"dape extend needs the transformers library: {install_command('hf')}" in capsys.readouterr().err
 
 
 def test_too_few_ids(capsys):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dape.cli import main
+from dape.extras import install_command
 
 pytest.importorskip("vl_convert", reason="pip install 'dape[report]'")
 
@@ -174,7 +175,7 @@ def test_a_folder_that_may_not_be_written(folder, capsys):
 def test_without_the_extra_it_says_what_to_install(folder, capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "vl_convert", None)
     assert main(["report", str(folder)]) == 2
-    assert "pip install 'dape[report]'" in capsys.readouterr().err
+    assert install_command("report") in capsys.readouterr().err
 
 
 def test_help_loads_neither_torch_nor_charts(dape_process):

@@ -14,6 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from dape.cli import main
+from dape.extras import install_command
 from dape.files import locked
 from dape.tasks.base import Loss
 from dape.tasks.text import TextTask
@@ -175,7 +176,7 @@ def test_wrong_arguments(capsys, argv, words, tmp_path):
 def test_a_missing_package_leaves_no_run(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     train("--out", "a", "--wandb", "project", expect=2)
-    assert "pip install 'dape[wandb]'" in capsys.readouterr().err
+    assert install_command("wandb") in capsys.readouterr().err
     train("--out", "a")
 
 

@@ -80,11 +80,13 @@ def test_arrays_words_and_pictures(capsys, tmp_path):
     expected = {f"{name}.{ending}" for name in drawn for ending in ("png", "svg")}
     files = expected | {"maps.npz", "images.npz", "maps.json", "summary.md"}
     assert {path.name for path in out.iterdir()} == set(facts["files"]) == files
-    shown, written = capsys.readouterr().out, (out / "summary.md").read_text()
-    for sentence in shown.splitlines()[:-1]:
-        assert f"- {sentence}\n" in written
+    said, written = capsys.readouterr().out, (out / "summary.md").read_text()
+    shown = " ".join(said.split())
+    points = [line.removeprefix("- ") for line in written.splitlines() if line.startswith("- ")]
+    assert points and all(" ".join(point.split()) in shown for point in points)
+    assert max(map(len, said.splitlines()[:-1])) <= 80
     assert "the last query of 3 windows of 21 tokens, layer 2 of 2, heads 1 and 3 of 3" in shown
-    assert shown.endswith(f"wrote {out}: maps.npz, maps.json, summary.md and figures\n")
+    assert said.endswith(f"wrote {out}: maps.npz, maps.json, summary.md and figures\n")
 
 
 def test_samples_are_held_out_text(undrawn, tmp_path):
@@ -108,7 +110,7 @@ def test_defaults(undrawn, capsys, tmp_path):
     assert maps.images["f"].shape == (2, 3, 32, 32)
     assert all(head["input_dependence"] == 0 and head["kind"] == "flat" for head in maps.facts["heads_summary"])
     assert all(head["bias_input_dependence"] == 0 for head in maps.facts["heads_summary"])
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "There is no f" in shown and "B is local in 6 of 6 heads; its input dependence is 0.0%" in shown
 
 

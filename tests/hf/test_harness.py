@@ -24,6 +24,7 @@ from dape.cli import main
 from dape.data.tokenizer import ByteTokenizer, Tokenizer, train_bpe
 from dape.evaluation.config import EvalConfig
 from dape.evaluation.perplexity import measure as our_measure
+from dape.extras import install_command
 from dape.hf.convert import quiet
 from dape.hf.harness.questions import read_questions
 from dape.hf.harness.reader import Reader
@@ -387,7 +388,7 @@ def test_text_of_another_tokenizer(capsys):
 def test_without_the_extra(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     harness("ours", "--choices", QUESTIONS, expect=2)
-    assert "pip install 'dape[harness]'" in capsys.readouterr().err
+    assert install_command("harness") in capsys.readouterr().err
 
 
 BLOCKED = """

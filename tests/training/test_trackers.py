@@ -1,11 +1,13 @@
 """Metrics for TensorBoard and Weights & Biases, whose packages are optional."""
 
+import re
 import sys
 import types
 
 import pytest
 
 from dape.errors import UsageError
+from dape.extras import install_command
 from dape.training.trackers import TensorBoard, WandB
 
 LINE = {"step": 3, "loss": 2.5, "lr": 1e-3}
@@ -14,9 +16,9 @@ LINE = {"step": 3, "loss": 2.5, "lr": 1e-3}
 def test_missing_packages(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
-    with pytest.raises(UsageError, match=r"`wandb` needs a package: pip install 'dape\[wandb\]'"):
+    with pytest.raises(UsageError, match=re.escape(f"`wandb` needs a package: {install_command('wandb')}")):
         WandB(tmp_path, "project", {})
-    with pytest.raises(UsageError, match=r"`tensorboard` needs a package: pip install 'dape\[tensorboard\]'"):
+    with pytest.raises(UsageError, match=re.escape(f"`tensorboard` needs a package: {install_command('tensorboard')}")):
         TensorBoard(tmp_path)
 
 

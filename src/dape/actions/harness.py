@@ -12,7 +12,7 @@ from dape.actions.model_folder import model_type
 from dape.actions.model_text import model_corpus
 from dape.actions.running import check_counts
 from dape.errors import UsageError
-from dape.extras import check_transformers
+from dape.extras import check_transformers, install_command
 from dape.files import check_writable_folder, write_text
 from dape.results.records import check_rows_file
 from dape.training.device import set_threads, use_device
@@ -89,7 +89,7 @@ def harness(options: HarnessOptions) -> "list[Row]":
 
 def _check(options: HarnessOptions) -> None:
     if importlib.util.find_spec("lm_eval") is None or importlib.util.find_spec("transformers") is None:
-        raise UsageError("dape harness needs lm-evaluation-harness: pip install 'dape[harness]'")
+        raise UsageError(f"dape harness needs lm-evaluation-harness: {install_command('harness')}")
     check_transformers("dape harness")
     model_type(options.model)
     if not (options.choices or options.tests or options.text or options.tasks):

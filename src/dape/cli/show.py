@@ -1,21 +1,11 @@
 """What a command shows of what it has found."""
 
 import sys
-import textwrap
 
 from dape.actions.found import Found
 from dape.cli.console import open_console
 from dape.cli.fields import with_flags
-
-
-def wrapped(markdown: str, width: int) -> str:
-    """Paragraphs and points within so many columns; what belongs to a point stands below its first word."""
-    lines = []
-    for line in markdown.split("\n"):
-        indent = "  " if line.startswith("- ") else ""
-        filled = textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-        lines.append(filled)
-    return "\n".join(lines)
+from dape.fitting import wrapped
 
 
 def show(found: Found) -> int:

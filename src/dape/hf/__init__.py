@@ -1,4 +1,4 @@
-"""DAPE inside models of the ``transformers`` library. Needs the extra ``hf``: ``pip install 'dape[hf]'``.
+"""DAPE inside models of the ``transformers`` library. Needs the extra ``hf``.
 
 ``extend`` puts an adapter into a model that exists already; ``save_adapter`` and ``load_adapter`` keep it apart from
 the model, in kilobytes. ``DapeForCausalLM`` is our own language model as one of the library's; importing this package

@@ -12,17 +12,20 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dape.files import cache_folder, replacing, sha256, sha256_of
 from dape.verbosity import tell
 
-FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fopenmp"),
+ANY_PROCESSOR = (
+    # Nothing throws; without exceptions a library needs no C++ runtime.
+    *("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-exceptions"),
     # Infinities and NaNs are meant; only errno and floating-point traps are given up.
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
+FLAGS = (*ANY_PROCESSOR, "-march=native")
 TIMEOUT = 300
 TEMPORARY = "compiling-"
 GUARD = Path(__file__).with_name("guard.py")
@@ -52,16 +55,22 @@ def _compile(source: Path, compiler: str, folder: Path, name: str) -> Path:
     _sweep(folder)
     tell("compiling the attention kernel for this processor, once, about 10 s")
     with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY) as temporary:
-        object_file, made = Path(temporary) / "kernel.o", Path(temporary) / "kernel.so"
-        _run([compiler, *FLAGS, "-c", str(source), "-o", str(object_file)], temporary)
-        # Not linked with OpenMP: its functions are found in the copy that torch has loaded. A second copy would have
-        # threads of its own, and the two would compete for the cores.
-        _run([compiler, "-shared", str(object_file), "-o", str(made)], temporary)
+        made = compiled(source, compiler, FLAGS, temporary)
         made.chmod(0o700)
         library = folder / f"{name}-{sha256(made)}.so"
         with replacing(library) as place:  # on the disk before it has its name
             os.replace(made, place)
     return library
+
+
+def compiled(source: Path, compiler: str, flags: Sequence[str], folder: str, linked: Sequence[str] = ()) -> Path:
+    """A shared library, in a folder of its own. Raises ``OSError`` with what the compiler said."""
+    object_file, made = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
+    _run([compiler, *flags, "-c", str(source), "-o", str(object_file)], folder)
+    # Not linked with OpenMP: its functions are found in the copy that torch has loaded. A second copy would have
+    # threads of its own, and the two would compete for the cores.
+    _run([compiler, "-shared", *linked, str(object_file), "-o", str(made)], folder)
+    return made
 
 
 def _run(command: list[str], temporary: str) -> None:
@@ -135,8 +144,13 @@ def _intact(folder: Path, name: str) -> Path | None:
 def _fingerprint(source: Path, compiler: str) -> str:
     """Of everything the library depends on: a cache may be shared by machines with other processors."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, **TEXT).stdout
+    return fingerprint(source, FLAGS, compiler, version, platform.platform(), processor())
+
+
+def fingerprint(source: Path, flags: Sequence[str], *more: str) -> str:
+    """Of a source with its headers, of flags, and of what else matters."""
     texts = [part.read_text(encoding="utf-8") for part in parts_of(source)]
-    return sha256_of("\0".join([*texts, " ".join(FLAGS), compiler, version, platform.platform(), processor()]))[:32]
+    return sha256_of("\0".join([*texts, " ".join(flags), *more]))[:32]
 
 
 def parts_of(source: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dape.errors import UsageError
+from dape.extras import install_command
 
 
 class Tracker(Protocol):
@@ -18,7 +19,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError as error:
-            raise UsageError("`tensorboard` needs a package: pip install 'dape[tensorboard]'") from error
+            raise UsageError(f"`tensorboard` needs a package: {install_command('tensorboard')}") from error
         self._writer = SummaryWriter(str(folder / "tensorboard"))
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -35,7 +36,7 @@ class WandB:
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            raise UsageError("`wandb` needs a package: pip install 'dape[wandb]'") from error
+            raise UsageError(f"`wandb` needs a package: {install_command('wandb')}") from error
         # The folder's name as id: a continued run goes on in the same plot.
         self._run = wandb.init(
             project=project, name=folder.name, id=folder.name, resume="allow", dir=str(folder), config=dict(settings)

@@ -1,6 +1,7 @@
 """Which executor is meant, what it refuses, and the way of a run's files to a machine that sees no folder of ours."""
 
 import importlib.util
+import re
 import socket
 
 import pytest
@@ -10,6 +11,7 @@ from dape.experiments.executor import Task
 from dape.experiments.executors import Where, base, ray
 from dape.experiments.executors.base import Errand, deliver, require
 from dape.experiments.executors.slurm import Slurm
+from dape.extras import install_command
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def test_this_machine_by_default_and_shares_elsewhere():
 @pytest.mark.parametrize("extra", ["ray", "slurm"])
 def test_a_missing_library_names_its_extra(extra, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=rf"pip install 'dape\[{extra}\]'"):
+    with pytest.raises(UsageError, match=re.escape(install_command(extra))):
         require(extra)
 
 

@@ -26,15 +26,26 @@ Buffer packed(const Sizes& s, Buffer& from, long heads, long rows, long width, L
   return to;
 }
 
+constexpr long PADDING = 16;  // of the widest vectors, so that the numbers are the same for all processors
+
+// With -DTELL the same program for another processor can be compared: the size of a result, and its direction.
+void tell(Buffer& found) {
+#ifdef TELL
+  double size = 0, along = 0;
+  for (long n = 0; n < found.size; n++) size += std::fabs(found.numbers[n]), along += found.numbers[n] * std::sin(n);
+  std::printf("%.9g %.9g ", size, along);
+#endif
+}
+
 void attend(const Sizes& s) {
   const long lags = s.queries + s.keys - 1, few = s.queries <= 8;
   Buffer q = random_numbers(s.batch * s.heads * s.queries * s.width), k = random_numbers(s.batch * s.kv_heads * s.keys * s.width);
   Buffer v = random_numbers(s.batch * s.kv_heads * s.keys * s.value_width);
   Buffer wa = random_numbers(s.hidden * s.heads), w2 = random_numbers(s.hidden * s.heads);
-  Buffer fixed = random_numbers(s.heads * (lags + LANES)), pre = random_numbers(s.hidden * (lags + LANES));
+  Buffer fixed = random_numbers(s.heads * (lags + PADDING)), pre = random_numbers(s.hidden * (lags + PADDING));
   if (s.causal)
     for (long h = 0; h < s.heads; h++)
-      for (long n = s.keys; n < lags; n++) fixed.numbers[h * (lags + LANES) + n] = -INFINITY;
+      for (long n = s.keys; n < lags; n++) fixed.numbers[h * (lags + PADDING) + n] = -INFINITY;
   Buffer mask(s.batch * blocked(s.keys));
   for (long n = 0; n < mask.size; n += 3) mask.numbers[n] = -INFINITY;
   Buffer out(s.batch * s.queries * s.heads * s.value_width, NAN), softmax(s.batch * s.heads * s.queries * 2, NAN);
@@ -45,12 +56,12 @@ void attend(const Sizes& s) {
   c.causal = s.causal, c.offset = s.causal ? s.keys - s.queries : 0;
   c.wa = wa.at(), c.w2 = w2.at(), c.mask = s.masked ? mask.at() : nullptr;
   const long channels = s.heads + s.hidden, pieces = 6;
-  Buffer table = random_numbers(lags + LANES), rows = random_numbers(s.batch * s.queries), kinks = random_numbers(pieces - 1);
+  Buffer table = random_numbers(lags + PADDING), rows = random_numbers(s.batch * s.queries), kinks = random_numbers(pieces - 1);
   Buffer slopes = random_numbers(pieces * channels), levels = random_numbers(pieces * channels);
   std::sort(kinks.at(), kinks.at() + kinks.size);
   if (s.ramps) c.ramp = {table.at() + s.queries - 1, rows.at(), s.queries, kinks.at(), pieces, slopes.at(), levels.at()};
-  else c.fixed = {fixed.at() + s.queries - 1, 0, lags + LANES, -1};
-  if (s.hidden && !s.ramps) c.pre = {pre.at() + s.queries - 1, 0, lags + LANES, -1};
+  else c.fixed = {fixed.at() + s.queries - 1, 0, lags + PADDING, -1};
+  if (s.hidden && !s.ramps) c.pre = {pre.at() + s.queries - 1, 0, lags + PADDING, -1};
   const long all_keys = blocked(s.keys);
   Buffer of_rows = random_numbers(s.batch * channels * s.queries), of_keys = random_numbers(s.batch * channels * all_keys);
   if (s.separable)
@@ -106,6 +117,7 @@ void attend(const Sizes& s) {
   }
   require(dape_backward(&c, &g) == 0, "memory");
   for (long n = 0; n < d_q.size; n++) require(std::isfinite(d_q.numbers[n]), "every gradient of q is written");
+  for (Buffer* found : {&out, &d_q, &d_wa, &d_w2}) tell(*found);
 }
 
 }  // namespace

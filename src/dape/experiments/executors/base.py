@@ -18,7 +18,7 @@ from dape.errors import UsageError
 from dape.experiments import executor
 from dape.experiments.executor import Task
 from dape.experiments.job import JOB, ROWS
-from dape.extras import EXTRAS
+from dape.extras import EXTRAS, install_command
 from dape.files import cache_folder, sha256_of, write_text
 from dape.training.run import METRICS
 
@@ -57,7 +57,7 @@ def require(extra: str) -> Any:
     """The library of an extra, or which extra is missing."""
     [(library, module)] = EXTRAS[extra].needs.items()
     if importlib.util.find_spec(module) is None:
-        raise UsageError(f"`executor` {extra} needs the {library} library: pip install 'dape[{extra}]'")
+        raise UsageError(f"`executor` {extra} needs the {library} library: {install_command(extra)}")
     return importlib.import_module(module)
 
 

@@ -155,12 +155,17 @@ def attention(
     return (out, choice) if explain else out
 
 
+def _exporting() -> bool:
+    """Torch 2.6 does not tell; what is exported with it names our operators."""
+    return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
+
+
 def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowForm | None, impl: Impl) -> Choice:
     """What ``attention`` will run for a call, and why."""
     plain = isinstance(form, ScoreForm) and form.plain and grid.offset is not None and grid.q_document is None
     if impl == "reference":
         return Choice("reference", "whole matrix", "asked for")
-    if impl == "auto" and not plain and torch.compiler.is_exporting():
+    if impl == "auto" and not plain and _exporting():
         return Choice("reference", "whole matrix", "exported: operations that every runtime has, for any length")
     if impl == "sdpa" and not plain:
         raise ValueError(

@@ -4,8 +4,7 @@ An opaque operator for torch.compile, like that of ``lag_tables.py``; autograd c
 what they were made from.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import List, Literal, Sequence  # noqa: UP035 (torch 2.6 reads no others in the types of operators)
 
 import torch
 from jaxtyping import Float, Int
@@ -197,7 +196,7 @@ def _backward(
     offset: int,
     causal: bool,
     engine: str,
-) -> list[Tensor]:
+) -> List[Tensor]:  # noqa: UP006
     """Gradients of q, k, v and the terms."""
     call = Call(q, k, v, None, None, key_padding_mask, offset if causal else None)
     found = ENGINES[engine].backward(call, KINDS[kind](*terms), grad, out, softmax)

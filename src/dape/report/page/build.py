@@ -12,6 +12,7 @@ from typing import Any
 
 from dape._version import __version__
 from dape.errors import UsageError
+from dape.extras import install_command
 from dape.report.page.blocks import Block, Claims, View
 from dape.report.page.curves import curve_block
 from dape.report.page.explorer import explorer_of
@@ -81,7 +82,7 @@ def _template() -> Any:
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
     except ImportError:
-        raise UsageError("a report needs the library jinja2; pip install 'dape[report]'") from None
+        raise UsageError(f"a report needs the library jinja2; {install_command('report')}") from None
 
     def as_json(value: object) -> Markup:
         """For <script type="application/json">, which only "<" could leave."""

@@ -4,6 +4,7 @@ import contextlib
 from importlib.metadata import version
 
 from dape.errors import UsageError
+from dape.extras import install_command
 from dape.files import cache_folder, write_text
 
 
@@ -12,7 +13,7 @@ def vega() -> str:
     try:
         import vl_convert
     except ImportError:
-        raise UsageError("a report needs the library vl-convert-python; pip install 'dape[report]'") from None
+        raise UsageError(f"a report needs the library vl-convert-python; {install_command('report')}") from None
     kept = cache_folder() / f"vega-{version('vl-convert-python')}.js"
     with contextlib.suppress(OSError):
         return kept.read_text(encoding="utf-8")

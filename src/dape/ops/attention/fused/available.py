@@ -1,16 +1,15 @@
-"""Whether the compiled kernel can serve a call. Where it cannot be built, that is said once, and never an error."""
+"""Whether the compiled kernel can serve a call. Where there is none, that is said once, and never an error."""
 
 import functools
-import os
 import warnings
 
 import torch
 from torch import Tensor
 
 from dape.ops.attention.check import why_off
+from dape.ops.switch import FUSED_SWITCH, fused_mode
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SWITCH = "DAPE_FUSED"
 
 
 def why_not_compiled(q: Tensor) -> str | None:
@@ -34,8 +33,8 @@ def why_not_built(kind: str | None = None) -> str | None:
 def _try(kind: str | None) -> str | None:
     from dape.ops.attention.fused import kinds, library
 
-    if os.environ.get(SWITCH) == "0":
-        return f"the environment variable {SWITCH} is 0"
+    if fused_mode() == "0":
+        return f"the environment variable {FUSED_SWITCH} is 0"
     try:
         library.load() if kind is None else kinds.load(kind)
     except (OSError, RuntimeError, UnicodeError) as error:  # RuntimeError: there is no home for the cache

@@ -6,8 +6,8 @@ import functools
 from ctypes import Structure, c_long, c_void_p
 from pathlib import Path
 
+from dape.ops import prebuilt
 from dape.ops.attention.fused.library import SOURCE, View
-from dape.ops.native import build
 
 
 class HeadCall(Structure):
@@ -89,8 +89,8 @@ def source(kind: str) -> Path:
 
 @functools.cache
 def load(kind: str) -> ctypes.CDLL:
-    """The library of a kind, built if need be. Raises ``OSError`` where it cannot be built or loaded."""
-    return opened(kind, build(source(kind)))
+    """The library of a kind, built if need be. Raises ``OSError`` where there is none."""
+    return prebuilt.load(source(kind), functools.partial(opened, kind))
 
 
 def opened(kind: str, path: Path) -> ctypes.CDLL:

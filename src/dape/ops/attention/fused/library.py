@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dape.ops.native import build
+from dape.ops import prebuilt
 from dape.positional.base import LEAKY_SLOPE
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
@@ -82,8 +82,8 @@ class Backward(Structure):
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library, built if need be. Raises ``OSError`` where it cannot be built or loaded."""
-    return opened(build(SOURCE))
+    """The library, built if need be. Raises ``OSError`` where there is none."""
+    return prebuilt.load(SOURCE, opened)
 
 
 def opened(path: Path) -> ctypes.CDLL:

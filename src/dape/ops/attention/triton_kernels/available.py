@@ -5,6 +5,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from dape.extras import install_command
 from dape.ops.attention.check import why_off
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
 from dape.ops.attention.triton_kernels.plan import (
@@ -38,7 +39,7 @@ def why_not_triton(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm) -> str | No
     if q.device.type != "cuda" and not INTERPRETED:
         return f"the Triton kernels are for GPUs, q is on {q.device}"
     if not _installed():
-        return "triton is not installed (pip install 'dape[triton]')"
+        return f"triton is not installed ({install_command('triton')})"
     if q.dtype not in DTYPES:
         return f"the Triton kernels compute in float32, q is {q.dtype}"
     if q.shape[1] > MAX_HEADS:
