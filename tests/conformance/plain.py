@@ -247,7 +247,23 @@ class DapeV2Kerple(nn.Module):
         return scores + bias + self.second(hidden.tril() if causal else hidden)
 
 
+class Fox(nn.Module):
+    """Called with queries, keys and what enters the layer; every sum of gates in a loop of its own."""
+
+    def __init__(self, num_heads, model_dim):
+        super().__init__()
+        self.w = nn.Linear(model_dim, num_heads)
+
+    def forward(self, q, k, x):
+        gates = torch.sigmoid(self.w(x[0]))
+        rows = []
+        for i in range(len(gates)):
+            rows.append(torch.stack([gates[j + 1 : i + 1].log().sum(0) for j in range(len(gates))]))
+        return q @ k.mT / math.sqrt(q.shape[-1]) + torch.stack(rows).permute(2, 0, 1)
+
+
 RIGHT = {
+    "fox": (Fox, {}),
     "nope": (nope, {}),
     "sinusoidal": (sinusoidal, {}),
     "learned": (Learned, {}),

@@ -27,6 +27,8 @@ OF_BASE = {
     "kerple-power": "r1 and r2 below 0.01 count as 0.01, r2 above 2 as 2. Without mask as alibi.",
     "sandwich": "Width 128, frequencies 10000^(-2c/128) from c = 0, minus 64, times h_max / (8 head), heads from 1.",
     "fire": "psi(x) = ln(1 + |c x|), denominator psi(max(L, i)) + 1e-6, L = |threshold_multiplier| train_length; ReLU.",
+    "fox": "entering [t, m] is x; gates sigmoid(x w^T + b) in float64; c sums the gate of the token itself, too, so"
+    " that the key itself has bias 0.",
     "transformer-xl": "s(i - j) in halves layout, width h d; causal: at i - j, without mask: at j - i.",
     "cope": "Gates sigmoid(A) of visible keys; the count includes the key itself; q E is not divided by sqrt(d).",
 }

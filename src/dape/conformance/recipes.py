@@ -103,7 +103,7 @@ def _has(name: str, case: str) -> bool:
         case "heads":
             return find(parse(name).base).hook == "bias"
         case "far":
-            return entry.hook == "bias" or name == "sinusoidal"
+            return (entry.hook == "bias" and not entry.features) or name == "sinusoidal"
         case "clamp":
             return name in OUT_OF_RANGE
     return True
@@ -132,6 +132,7 @@ def _case(name: str, case_name: str, shape: Shape) -> tuple[Case, PositionalEnco
         x=_draw(drawn, len(rows), dims.model_dim) if embeds else None,
         q=q,
         k=k,
+        entering=_draw(drawn, shape.length, dims.model_dim) if find(name).features else None,
     )
     started = build_for(name, blank).state_dict()
     parameters = {n: _parameter(n, p, drawn, name, case_name) for n, p in started.items()}

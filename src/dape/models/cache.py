@@ -21,9 +21,13 @@ class Store(Protocol):
     def length(self) -> int: ...
 
     def append(
-        self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"]
-    ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"]]:
-        """Store new keys and values and return all so far."""
+        self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"], features: Float[Tensor, "b t n"] | None = None
+    ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"], Float[Tensor, "b k n"] | None]:
+        """Store keys, values and, for encodings that read any, features of new tokens, and return all so far."""
+        ...
+
+    def last_features(self) -> Float[Tensor, "b n"] | None:
+        """Of the last token that is there."""
         ...
 
 
@@ -33,27 +37,34 @@ class LayerCache:
     def __init__(self) -> None:
         self._k: Tensor | None = None
         self._v: Tensor | None = None
+        self._features: Tensor | None = None
         self.length = 0
         self.lags = LagMemory()
 
     def append(
-        self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"]
-    ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"]]:
-        """Store new keys and values and return all so far. Room is doubled when it runs out: linear cost in total."""
+        self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"], features: Float[Tensor, "b t n"] | None = None
+    ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"], Float[Tensor, "b k n"] | None]:
+        """Store what is new and return all so far. Room is doubled when it runs out: linear cost in total."""
         end = self.length + k.shape[2]
-        if self._k is None or self._v is None or end > self._k.shape[2]:
-            self._k, self._v = (self._grown(old, new, end) for old, new in ((self._k, k), (self._v, v)))
-        self._k[:, :, self.length : end] = k
-        self._v[:, :, self.length : end] = v
+        self._k, self._v = self._with(self._k, k, end), self._with(self._v, v, end)
+        if features is not None:
+            self._features = self._with(self._features, features, end)
         self.length = end
-        return self._k[:, :, :end], self._v[:, :, :end]
+        found = None if self._features is None else self._features[:, :end]
+        return self._k[:, :, :end], self._v[:, :, :end], found
 
-    def _grown(self, old: Tensor | None, new: Tensor, needed: int) -> Tensor:
-        room = max(needed, 2 * self.length, 64)
-        grown = new.new_empty(*new.shape[:2], room, new.shape[3])
-        if old is not None:
-            grown[:, :, : self.length] = old[:, :, : self.length]
-        return grown
+    def last_features(self) -> Float[Tensor, "b n"] | None:
+        return None if self._features is None else self._features[:, self.length - 1]
+
+    def _with(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
+        """Tokens stand in the last axis but one."""
+        if old is None or end > old.shape[-2]:
+            grown = new.new_empty(*new.shape[:-2], max(end, 2 * self.length, 64), new.shape[-1])
+            if old is not None:
+                grown[..., : self.length, :] = old[..., : self.length, :]
+            old = grown
+        old[..., self.length : end, :] = new
+        return old
 
 
 class Cache:

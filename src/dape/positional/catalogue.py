@@ -37,6 +37,8 @@ class Entry:
     """Has a form for attention without causal mask."""
     dape: bool = False
     """DAPE may be put on top of it."""
+    features: bool = False
+    """Reads numbers of each token beside queries and keys."""
 
     def load(self) -> "type[PositionalEncoding]":
         if not isinstance(self.target, str):
@@ -58,6 +60,7 @@ _LINES = [
     Entry("kerple-power", "kerple:KerplePower", "bias", "A - r1 |i-j|^r2", "r1, r2 (h)", "partly", dape=True),
     Entry("sandwich", "sandwich:Sandwich", "bias", "A + (sum_m cos((i-j) w_m) - w/2) h_max/8h", "nothing", "yes, mostly", dape=True),
     Entry("fire", "fire:Fire", "bias", "A + MLP(psi(i-j) / psi(max(L, i)))", "MLP 1-32-h, c, L", "depends on L", dape=True),
+    Entry("fox", "fox:Fox", "bias", "A + c_i - c_j, c = cumsum log sigmoid(w x + b)", "w (h, model), b (h)", "yes, forgets", bidirectional=False, dape=True, features=True),
     Entry("transformer-xl", "transformer_xl:TransformerXL", "logits", "A + [u k + (q+v) W s(i-j)] / sqrt(d)", "u, v (h, d), W (hd, hd)", "fairly"),
     Entry("cope", "cope:Cope", "logits", "A + q E[sum of gates]", "E (d, 64)", "poorly", bidirectional=False),
 ]  # fmt: skip

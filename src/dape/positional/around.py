@@ -1,0 +1,54 @@
+"""What an encoding around another one has in common: every hook is that of the base until it is overridden."""
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dape.positional.base import AttentionDims, PositionalEncoding
+from dape.positional.grid import Grid
+
+
+class Around(PositionalEncoding):
+    def __init__(self, dims: AttentionDims, base: PositionalEncoding) -> None:
+        super().__init__(dims)
+        self.base = base
+        self.supports_bidirectional = base.supports_bidirectional
+        self.reads_hidden_columns = base.reads_hidden_columns
+
+    def embed(self, x: Float[Tensor, "*b t m"], positions: Int[Tensor, "*#b t"]) -> Float[Tensor, "*b t m"]:
+        return self.base.embed(x, positions)
+
+    def features(
+        self,
+        x: Float[Tensor, "b t m"],
+        *,
+        past: Float[Tensor, "b n"] | None = None,
+        padding: Bool[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b t n"] | None:
+        return self.base.features(x, past=past, padding=padding)
+
+    @property
+    def needs_features(self) -> bool:
+        return self.base.needs_features
+
+    def rotate(
+        self, q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
+    ) -> tuple[Float[Tensor, "*b h q d"], Float[Tensor, "*b g k d"]]:
+        return self.base.rotate(q, k, grid)
+
+    @property
+    def rotates_once(self) -> bool:
+        return self.base.rotates_once
+
+    def logits(
+        self,
+        scores: Float[Tensor, "*b h q k"],
+        q: Float[Tensor, "*b h q d"],
+        k: Float[Tensor, "*b g k d"],
+        grid: Grid,
+    ) -> Float[Tensor, "*b h q k"]:
+        return self.base.logits(scores, q, k, grid)
+
+    def terms(
+        self, scores: Float[Tensor, "*b h q k"], grid: Grid
+    ) -> tuple[Float[Tensor, "*b h q k"] | None, Float[Tensor, "*b h q k"] | None]:
+        return self.base.terms(scores, grid)
