@@ -8,7 +8,8 @@ import dape
 from dape.conformance.make import featured
 from dape.positional import catalogue
 
-UNDER_DAPE = ["nope", "rope", "pi", "yarn", "t5", "alibi", "kerple", "kerple-power", "sandwich", "fire", "fox"]
+ROTATIONS = ["rope", "partial", "pi", "yarn", "ntk", "dynamic", "llama3", "longrope", "proportional"]
+UNDER_DAPE = ["nope", *ROTATIONS, "t5", "alibi", "kerple", "kerple-power", "sandwich", "fire", "fox"]
 BASES = [*UNDER_DAPE, "sinusoidal", "learned", "transformer-xl", "cope"]
 PROMISED = {*BASES, *(f"{p}-{b}" for b in UNDER_DAPE for p in ("dape", "dape-v2"))}
 SHIPPED = set(dape.encodings())  # at import, before any test registers its own

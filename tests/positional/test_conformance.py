@@ -16,9 +16,10 @@ from torch.autograd import gradcheck
 
 import dape
 from dape.positional.base import PositionalEncoding, RelativeBias
-from dape.positional.catalogue import DAPE, DAPE_V2, ENTRIES, RANDOMIZED, encodings
+from dape.positional.catalogue import DAPE, DAPE_V2, ENTRIES, RANDOMIZED, encodings, find
 from dape.positional.dape import DapeWrapper
 from dape.positional.grid import Grid
+from dape.positional.names import parse
 from dape.positional.randomized import Randomized
 from dape.positional.rope import Rope
 
@@ -26,15 +27,29 @@ HEADS, WIDTH, TRAIN = 6, 8, 16
 MODEL = HEADS * WIDTH
 DRAWN, POOL = 320, 512
 
+MODIFIED = ["logn-kerple", "logn-rope", "logn-dape-fox", "logn-transformer-xl", "randomized-logn-dape-v2-alibi"]
 NAMES = [*encodings(), *(RANDOMIZED + base for base in ENTRIES), "randomized-dape-kerple", "randomized-dape-v2-fire"]
+NAMES += MODIFIED
 WRAPS = [name for name in encodings() if name.startswith(DAPE)]
 IMPLS = ["reference", "blocked"]
 
-every_name = pytest.mark.parametrize("name", NAMES)
+
+def priced(rows: list) -> list:
+    """DAPE on rotations differs from dape-rope by their angles alone: in the slow tier."""
+
+    def slow(name: str) -> bool:
+        parsed = parse(name)
+        return bool(parsed.wrapper) and ENTRIES[parsed.base].hook == "rotate" and parsed.base != "rope"
+
+    every = [row if isinstance(row, tuple) else (row,) for row in rows]
+    return [pytest.param(*row, marks=pytest.mark.slow if slow(row[0]) else ()) for row in every]
+
+
+every_name = pytest.mark.parametrize("name", priced(NAMES))
 
 
 def entry_of(name: str) -> dape.Entry:
-    return encodings()[name.removeprefix(RANDOMIZED)]
+    return find(name)
 
 
 def make(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, **options) -> PositionalEncoding:
@@ -94,7 +109,7 @@ def cases(names: list[str]) -> list[tuple[str, bool]]:
     return [(name, causal) for name in names for causal in directions(name)]
 
 
-every_direction = pytest.mark.parametrize(("name", "causal"), cases(NAMES))
+every_direction = pytest.mark.parametrize(("name", "causal"), priced(cases(NAMES)))
 
 
 # Rows ----------------------------------------------------------------------------------------------------------------
@@ -390,7 +405,7 @@ def through_a_file(state: dict[str, Tensor], path) -> dict[str, Tensor]:
 # DAPE ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "causal"), cases(WRAPS))
+@pytest.mark.parametrize(("name", "causal"), priced(cases(WRAPS)))
 def test_dape_with_a_silent_f_is_its_base(name, causal):
     pe, x = make(name), tokens(2, 13)
     assert isinstance(pe, DapeWrapper)
@@ -424,7 +439,7 @@ def graphs_per_length(function, inputs, *, fullgraph: bool = True) -> list[int]:
     return counts
 
 
-COMPILED = [*ENTRIES, "dape-kerple", "dape-fox", "dape-rope", "dape-fire", "dape-v2-kerple"]
+COMPILED = [*ENTRIES, "logn-kerple", "dape-kerple", "dape-fox", "dape-rope", "dape-fire", "dape-v2-kerple"]
 
 
 @pytest.mark.compile

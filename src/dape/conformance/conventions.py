@@ -20,6 +20,13 @@ OF_BASE = {
     "pi": "rope at p / s with s = max(1, length / train_length): the same stretch for all tokens.",
     "yarn": "beta_fast 32, beta_slow 1, s = max(1, length / train_length); q and k are each multiplied by"
     " 0.1 ln s + 1.",
+    "ntk": "rope with base 10000 s^(d/(d-2)), s = max(1, length / train_length).",
+    "dynamic": "rope with base 10000 (f s - (f - 1))^(d/(d-2)), f = 2, s = max(1, length / train_length).",
+    "llama3": "f = 8, low_freq_factor 1, high_freq_factor 4; L = train_length; linear in the turns L w_m / (2 pi).",
+    "longrope": "short_m = 1, long_m = 8^(2m/(d-2)) beyond train_length; q and k are each multiplied by"
+    " sqrt(1 + ln 8 / ln train_length) at every length.",
+    "partial": "The first half of the channels turns, w_c = 10000^(-2c/(d/2)); pairs are (c, c + d/4).",
+    "proportional": "The first 3/4 of the pairs (c, c + d/2) turn, w_c = 10000^(-2c/d); the others stand still.",
     "t5": "32 buckets, max distance 128, causal; the bias is multiplied by sqrt(d) as in DAPE's program (T5 has 1).",
     "alibi": "Slopes of ALiBi's program, which differ from its text unless h is a power of two; true distance, not"
     " +m j. Without mask, past keys count half a step nearer.",

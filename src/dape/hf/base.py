@@ -47,7 +47,7 @@ class LibraryStore:
         # A store lives for one call, the library's cache as long as the text.
         self.lags: LagMemory = vars(cache).setdefault(MEMORIES, {}).setdefault(layer, LagMemory())
 
-    def append(self, k: Tensor, v: Tensor, features: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def append(self, k: Tensor, v: Tensor, features: Tensor | None = None) -> tuple[Tensor, Tensor]:
         width = k.shape[3]
         if features is not None:
             # As further channels of the keys, which the library reorders, repeats and cuts.
@@ -56,16 +56,13 @@ class LibraryStore:
         k_all, v_all = self._cache.update(k, v, self._layer)
         self.length += k.shape[2]
         # A static cache returns all of its room, the end of which is still empty.
-        k_all, v_all = k_all[:, :, : self.length], v_all[:, :, : self.length]
-        return k_all[..., :width], v_all, None if features is None else self._features_in(k_all)
+        return k_all[:, :, : self.length, :width], v_all[:, :, : self.length]
 
-    def last_features(self) -> Tensor | None:
+    def features(self, last: int | None = None) -> Tensor:
         layer: Any = self._cache.layers[self._layer]
-        return self._features_in(layer.keys[:, :, self.length - 1 : self.length])[:, 0]
-
-    def _features_in(self, k: Tensor) -> Tensor:
         width, numbers, dtype = vars(self._cache)[KINDS][self._layer]
-        return k[..., width:].contiguous().view(dtype).transpose(1, 2).flatten(2)[..., :numbers]
+        kept = layer.keys[:, :, 0 if last is None else self.length - last : self.length, width:]
+        return kept.contiguous().view(dtype).transpose(1, 2).flatten(2)[..., :numbers]
 
 
 def _as_channels(features: Tensor, k: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def check_method(method: str) -> None:
             "slower one use rope='yarn', factor=... (`dape extend --rope yarn --factor ...`) under another adapter; "
             f"{_possible()}"
         )
-    if name.randomized or (entry.hook != "bias" and not name.wrapper):
+    if name.randomized or name.modifiers or (entry.hook != "bias" and not name.wrapper):
         raise ValueError(f"{method}: an adapter is an additive bias or DAPE; {_possible()}")
 
 

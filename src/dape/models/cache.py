@@ -22,12 +22,12 @@ class Store(Protocol):
 
     def append(
         self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"], features: Float[Tensor, "b t n"] | None = None
-    ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"], Float[Tensor, "b k n"] | None]:
-        """Store keys, values and, for encodings that read any, features of new tokens, and return all so far."""
+    ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"]]:
+        """Store keys, values and, for encodings that read any, features of new tokens; return all keys and values."""
         ...
 
-    def last_features(self) -> Float[Tensor, "b n"] | None:
-        """Of the last token that is there."""
+    def features(self, last: int | None = None) -> Float[Tensor, "b k n"]:
+        """Of all tokens, or of the last ones; asked only where there are some."""
         ...
 
 
@@ -43,18 +43,18 @@ class LayerCache:
 
     def append(
         self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"], features: Float[Tensor, "b t n"] | None = None
-    ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"], Float[Tensor, "b k n"] | None]:
-        """Store what is new and return all so far. Room is doubled when it runs out: linear cost in total."""
+    ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"]]:
+        """Store what is new, return all keys and values. Room is doubled when it runs out: linear cost in total."""
         end = self.length + k.shape[2]
         self._k, self._v = self._with(self._k, k, end), self._with(self._v, v, end)
         if features is not None:
             self._features = self._with(self._features, features, end)
         self.length = end
-        found = None if self._features is None else self._features[:, :end]
-        return self._k[:, :, :end], self._v[:, :, :end], found
+        return self._k[:, :, :end], self._v[:, :, :end]
 
-    def last_features(self) -> Float[Tensor, "b n"] | None:
-        return None if self._features is None else self._features[:, self.length - 1]
+    def features(self, last: int | None = None) -> Float[Tensor, "b k n"]:
+        assert self._features is not None
+        return self._features[:, 0 if last is None else self.length - last : self.length]
 
     def _with(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
         """Tokens stand in the last axis but one."""

@@ -38,7 +38,11 @@ def attend(
         if features is not None:
             among = replace(among, q_features=features[:, -q.shape[2] :], k_features=features)
         q, k = pe.rotate(q, k, among)
-    k, v, features = cache.append(k, v, features)
+    if features is None:
+        k, v = cache.append(k, v)
+    else:
+        k, v = cache.append(k, v, features)
+        features = cache.features()
     more = {"rotated": pe.rotates_once, "memory": cache.lags, "features": features, **more}
     return attention(q, k, v, pe, causal=causal, **more)
 
@@ -47,7 +51,7 @@ def _features(x: Tensor, pe: PositionalEncoding, cache: Store | None, mask: Tens
     """Of the new tokens."""
     if not pe.needs_features:
         return None
-    past = None if cache is None or not cache.length else cache.last_features()
+    past = None if cache is None or not cache.length else cache.features(last=1)[:, 0]
     return pe.features(x, past=past, padding=None if mask is None else mask[:, -x.shape[1] :])
 
 

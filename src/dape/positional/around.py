@@ -3,8 +3,9 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dape.positional.base import AttentionDims, PositionalEncoding
+from dape.positional.base import AttentionDims, PositionalEncoding, ScoreForm
 from dape.positional.grid import Grid
+from dape.positional.row_forms import RowForm
 
 
 class Around(PositionalEncoding):
@@ -12,7 +13,7 @@ class Around(PositionalEncoding):
         super().__init__(dims)
         self.base = base
         self.supports_bidirectional = base.supports_bidirectional
-        self.reads_hidden_columns = base.reads_hidden_columns
+        self.reads_hidden_columns, self.absolute = base.reads_hidden_columns, self.absolute or base.absolute
 
     def embed(self, x: Float[Tensor, "*b t m"], positions: Int[Tensor, "*#b t"]) -> Float[Tensor, "*b t m"]:
         return self.base.embed(x, positions)
@@ -52,3 +53,9 @@ class Around(PositionalEncoding):
         self, scores: Float[Tensor, "*b h q k"], grid: Grid
     ) -> tuple[Float[Tensor, "*b h q k"] | None, Float[Tensor, "*b h q k"] | None]:
         return self.base.terms(scores, grid)
+
+    def score_form(self) -> ScoreForm | None:
+        return self.base.score_form() if type(self).logits is Around.logits else None
+
+    def row_form(self) -> RowForm | None:
+        return self.base.row_form() if type(self).logits is Around.logits else None

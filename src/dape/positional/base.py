@@ -158,6 +158,9 @@ class PositionalEncoding(nn.Module, ABC):
     reads_hidden_columns: bool = False
     """A row's logits change with the number of keys beyond its last visible one, so blocks must keep all keys."""
 
+    absolute: bool = False
+    """``rotate`` is not undone by shifting all positions: it reads more than distances."""
+
     _precision: Tensor
 
     def __init__(self, dims: AttentionDims) -> None:
