@@ -282,8 +282,9 @@ def test_shared_key_heads_equal_repeated_ones(name):
 
 def same_for_a_whole_row(name: str, parameter: str) -> bool:
     """Parameters that shift all logits of a row alike, which softmax does not see: the last bias before it."""
-    parameter = parameter.removeprefix("base.") if name.startswith(RANDOMIZED) else parameter
-    return parameter in ("f.second.bias", "second.bias")
+    parsed = parse(name)
+    around = "base." * (parsed.randomized + len(parsed.modifiers))
+    return parameter.removeprefix(around) in ("f.second.bias", "second.bias")
 
 
 @every_direction

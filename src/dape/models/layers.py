@@ -49,7 +49,7 @@ def attend(
 
 def _features(x: Tensor, pe: PositionalEncoding, cache: Store | None, mask: Tensor | None) -> Tensor | None:
     """Of the new tokens."""
-    if not pe.needs_features:
+    if not (isinstance(pe, PositionalEncoding) and pe.needs_features):  # what is none, attention refuses
         return None
     past = None if cache is None or not cache.length else cache.features(last=1)[:, 0]
     return pe.features(x, past=past, padding=None if mask is None else mask[:, -x.shape[1] :])

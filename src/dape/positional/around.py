@@ -49,6 +49,15 @@ class Around(PositionalEncoding):
     ) -> Float[Tensor, "*b h q k"]:
         return self.base.logits(scores, q, k, grid)
 
+    def bias(
+        self, q_pos: Int[Tensor, "*b q"], k_pos: Int[Tensor, "*b k"], *, causal: bool = True
+    ) -> Float[Tensor, "*b h q k"]:
+        """B of the base, if it has one."""
+        of_base = getattr(self.base, "bias", None)
+        if of_base is None:
+            raise TypeError(f"{type(self.base).__name__} has no additive bias")
+        return of_base(q_pos, k_pos, causal=causal)
+
     def terms(
         self, scores: Float[Tensor, "*b h q k"], grid: Grid
     ) -> tuple[Float[Tensor, "*b h q k"] | None, Float[Tensor, "*b h q k"] | None]:

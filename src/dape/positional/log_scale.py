@@ -72,6 +72,6 @@ class LogScaled(Around):
         q, k = self.base.rotate(q, k, grid)
         if not grid.k_index.numel():
             return q, k
-        last = grid.q_index if grid.causal else replace(grid, draw=None).longest()[0].expand_as(grid.q_index)
+        last = grid.q_index if grid.causal else replace(grid, draw=None).longest()[0]
         scale = self.scale((last + 1).clamp(min=1).to(self.precision))
         return (accurate(q) * scale.unsqueeze(-1)).to(q.dtype), k
