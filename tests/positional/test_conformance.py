@@ -19,7 +19,7 @@ from dape.positional.base import PositionalEncoding, RelativeBias
 from dape.positional.catalogue import DAPE, DAPE_V2, ENTRIES, RANDOMIZED, encodings, find
 from dape.positional.dape import DapeWrapper
 from dape.positional.grid import Grid
-from dape.positional.names import parse
+from dape.positional.names import SINK, parse
 from dape.positional.randomized import Randomized
 from dape.positional.rope import Rope
 
@@ -28,6 +28,7 @@ MODEL = HEADS * WIDTH
 DRAWN, POOL = 320, 512
 
 MODIFIED = ["logn-kerple", "logn-rope", "logn-dape-fox", "logn-transformer-xl", "randomized-logn-dape-v2-alibi"]
+MODIFIED += ["sink-rope", "sink-kerple", "sink-dape-fox", "sink-cope", "randomized-sink-logn-dape-fire"]
 NAMES = [*encodings(), *(RANDOMIZED + base for base in ENTRIES), "randomized-dape-kerple", "randomized-dape-v2-fire"]
 NAMES += MODIFIED
 WRAPS = [name for name in encodings() if name.startswith(DAPE)]
@@ -284,6 +285,8 @@ def same_for_a_whole_row(name: str, parameter: str) -> bool:
     """Parameters that shift all logits of a row alike, which softmax does not see: the last bias before it."""
     parsed = parse(name)
     around = "base." * (parsed.randomized + len(parsed.modifiers))
+    if SINK in parsed.modifiers:  # beside which a whole row matters
+        return False
     return parameter.removeprefix(around) in ("f.second.bias", "second.bias")
 
 
@@ -440,7 +443,16 @@ def graphs_per_length(function, inputs, *, fullgraph: bool = True) -> list[int]:
     return counts
 
 
-COMPILED = [*ENTRIES, "logn-kerple", "dape-kerple", "dape-fox", "dape-rope", "dape-fire", "dape-v2-kerple"]
+COMPILED = [
+    *ENTRIES,
+    "logn-kerple",
+    "sink-kerple",
+    "dape-kerple",
+    "dape-fox",
+    "dape-rope",
+    "dape-fire",
+    "dape-v2-kerple",
+]
 
 
 @pytest.mark.compile

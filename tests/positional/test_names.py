@@ -3,7 +3,7 @@
 import pytest
 
 from dape.positional.catalogue import encodings, find
-from dape.positional.names import DAPE, DAPE_V2, LOGN, RANDOMIZED, Name, base_of, parse
+from dape.positional.names import DAPE, DAPE_V2, LOGN, RANDOMIZED, SINK, Name, base_of, parse
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,7 @@ from dape.positional.names import DAPE, DAPE_V2, LOGN, RANDOMIZED, Name, base_of
         ("dape-v2-kerple-power", Name("kerple-power", DAPE_V2), "kerple-power"),
         ("randomized-rope", Name("rope", randomized=True), None),
         ("randomized-dape-fire", Name("fire", DAPE, True), "randomized-fire"),
+        ("sink-logn-kerple", Name("kerple", modifiers=(SINK, LOGN)), None),
         ("logn-kerple", Name("kerple", modifiers=(LOGN,)), None),
         ("randomized-logn-dape-fire", Name("fire", DAPE, True, (LOGN,)), "randomized-logn-fire"),
         ("randomized-dape-v2-t5", Name("t5", DAPE_V2, True), "randomized-t5"),

@@ -26,6 +26,7 @@ Mask: causal, or both causal and bidirectional. Extrapolates: as published.
 
 dape-v2-X      dape-X with a 1x3 convolution along the keys; --all lists them
 logn-X         any X whose scores grow with the logarithm of the length
+sink-X         any X beside a column with a learned logit and no value
 randomized-X   any X read at randomised positions, such as randomized-rope"""
 
 

@@ -58,6 +58,9 @@ class Around(PositionalEncoding):
             raise TypeError(f"{type(self.base).__name__} has no additive bias")
         return of_base(q_pos, k_pos, causal=causal)
 
+    def sinks(self) -> Float[Tensor, " h"] | None:
+        return self.base.sinks()
+
     def terms(
         self, scores: Float[Tensor, "*b h q k"], grid: Grid
     ) -> tuple[Float[Tensor, "*b h q k"] | None, Float[Tensor, "*b h q k"] | None]:

@@ -233,6 +233,10 @@ class PositionalEncoding(nn.Module, ABC):
         """Where there is no such form: another one that kernels know, or None."""
         return None
 
+    def sinks(self) -> Float[Tensor, " h"] | None:
+        """Logits of a column that every head has beside its keys, without value; None if there is none."""
+        return None
+
     def settle(self, grid: Grid) -> tuple["PositionalEncoding", Grid]:
         """Called once at the start of an attention call: the encoding and the grid to compute with."""
         return self, grid

@@ -8,10 +8,11 @@ from dape.positional.base import AttentionDims, PositionalEncoding, require_coun
 from dape.positional.catalogue import find
 from dape.positional.dape import DEFAULT_HIDDEN, Dape, DapeV2, DapeWrapper
 from dape.positional.log_scale import LogScaled
-from dape.positional.names import DAPE, DAPE_V2, LOGN, parse
+from dape.positional.names import DAPE, DAPE_V2, LOGN, SINK, parse
 from dape.positional.randomized import Randomized
+from dape.positional.sinks import Sinks
 
-_MODIFIERS = {LOGN: LogScaled}
+_MODIFIERS = {SINK: Sinks, LOGN: LogScaled}
 _WRAPPERS: dict[str, type[DapeWrapper]] = {DAPE_V2: DapeV2, DAPE: Dape}
 
 
@@ -30,7 +31,7 @@ def build(
     Whether attention is causal is not a property of the encoding: pass ``causal`` to ``attention()`` or ``bias()``.
 
     Args:
-        name: from ``dape list`` or :func:`dape.encodings`, perhaps with ``logn-`` or ``randomized-`` in front.
+        name: from ``dape list`` or :func:`dape.encodings`, perhaps with ``randomized-``, ``sink-``, ``logn-`` in front.
         num_heads: query heads.
         head_dim: width of a head.
         train_length: longest sequence seen in training.

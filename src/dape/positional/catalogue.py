@@ -2,8 +2,8 @@
 
 To add an encoding: write ``positional/<name>.py`` and add its line to ``_LINES``. Outside of this package, call
 :func:`register`. Names compose: ``dape-<base>`` and ``dape-v2-<base>`` put DAPE on a base that allows it,
-``logn-<anything>`` lets scores grow with the logarithm of the length, ``randomized-<anything>`` reads it through
-randomised positions.
+``logn-<anything>`` lets scores grow with the logarithm of the length, ``sink-<anything>`` gives every head a sink,
+``randomized-<anything>`` reads it through randomised positions.
 """
 
 import difflib
@@ -76,8 +76,8 @@ ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _LINES}
 
 
 def encodings() -> Mapping[str, Entry]:
-    """Every name :func:`dape.build` accepts, except that any of them may also be prefixed with ``randomized-``, with
-    ``logn-`` and with both in this order.
+    """Every name :func:`dape.build` accepts, except that any of them may also be prefixed with ``randomized-``,
+    ``sink-`` and ``logn-``, in this order.
 
     Examples:
         >>> encodings()["alibi"].equation
@@ -137,7 +137,7 @@ def find(name: str) -> Entry:
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(
         f"unknown positional encoding {name!r}.{hint} Known: {', '.join(sorted(ENTRIES))}; "
-        f"also dape-X, dape-v2-X, logn-X and randomized-X (see `dape list`)"
+        f"also dape-X, dape-v2-X, logn-X, sink-X and randomized-X (see `dape list`)"
     )
 
 

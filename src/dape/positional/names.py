@@ -1,5 +1,5 @@
 """The parts of an encoding's name: ``randomized-dape-v2-kerple`` is Kerple under DAPE v2, through randomised positions,
-``logn-rope`` is rope with scores that grow with the logarithm of the length.
+``logn-rope`` is rope with scores that grow with the logarithm of the length, ``sink-rope`` has a sink in every head.
 
 In front of a name stand, in this order, ``randomized-``, the modifiers, and DAPE.
 
@@ -7,8 +7,8 @@ No torch here. Whether such an encoding exists is the catalogue's business."""
 
 from dataclasses import dataclass, replace
 
-DAPE, DAPE_V2, RANDOMIZED, LOGN = "dape-", "dape-v2-", "randomized-", "logn-"
-MODIFIERS = (LOGN,)
+DAPE, DAPE_V2, RANDOMIZED, SINK, LOGN = "dape-", "dape-v2-", "randomized-", "sink-", "logn-"
+MODIFIERS = (SINK, LOGN)
 """Each may stand in front of any name, in this order."""
 
 

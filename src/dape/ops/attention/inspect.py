@@ -70,7 +70,7 @@ def intermediates(
         logits = pe.logits(scores, q, k, grid)
         bias, f = pe.terms(scores, grid)
         visible = grid.visible()
-        weights = masked_softmax(logits, visible)
+        weights = masked_softmax(logits, visible, pe.sinks())
     return Intermediates(rows=index, scores=scores, bias=bias, f=f, logits=logits, weights=weights, visible=visible)
 
 

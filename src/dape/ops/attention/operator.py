@@ -156,7 +156,7 @@ def attention(
     # Autocast would move scores, f and softmax to half precision behind our back.
     with without_autocast(q.device):
         form = any_form(pe)
-        choice = choose(q, k, v, grid, form, impl)
+        choice = choose(q, k, v, grid, form, impl, sinks=pe.sinks() is not None)
         if choice.impl in ENGINES:
             check_no_tangents(q, k, v, *pe.parameters())
         q, k = (q, k) if rotated else pe.rotate(q, k, grid)
@@ -165,9 +165,19 @@ def attention(
     return (out, choice) if explain else out
 
 
-def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowForm | None, impl: Impl) -> Choice:
+def choose(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grid: Grid,
+    form: ScoreForm | RowForm | None,
+    impl: Impl,
+    *,
+    sinks: bool = False,
+) -> Choice:
     """What ``attention`` will run for a call, and why."""
     plain = isinstance(form, ScoreForm) and form.plain and grid.offset is not None and grid.q_document is None
+    plain = plain and not sinks
     if impl == "reference":
         return Choice("reference", "whole matrix", "asked for")
     if impl == "auto" and not plain and torch.compiler.is_exporting():
@@ -175,15 +185,19 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowFor
     if impl == "sdpa" and not plain:
         raise ValueError(
             "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, "
-            "rope, pi, yarn) on consecutive positions; use impl='auto'"
+            "rotations), without sinks, on consecutive positions; use impl='auto'"
         )
+    if isinstance(form, RowForm) and sinks and impl in ("auto", "blocked"):
+        return _choose_rows(q, k, "kernels for this form know no sinks", small_matrix=impl == "auto")
     if isinstance(form, RowForm):
+        if sinks:
+            raise ValueError(f"impl={impl!r} is not possible: its kernels for this form know no sinks; use impl='auto'")
         return _choose_row_form(q, k, v, grid, form, impl)
     match impl:
         case "blocked":
             return _choose_blocked(grid, form)
         case "fused" | "triton":
-            return _choose_kernel(impl, q, k, v, grid, form)
+            return _choose_kernel(impl, q, k, v, grid, form, sinks=sinks)
         case "sdpa":
             return Choice("sdpa", "torch sdpa", "asked for")
     if plain:
@@ -192,7 +206,7 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowFor
     if not isinstance(form, ScoreForm):
         return _choose_rows(q, k, "logits have no closed form")
     engine = _first_engine(q)
-    found = _judge(engine.name, q, k, v, grid, form)
+    found = _judge(engine.name, q, k, v, grid, form, sinks=sinks)
     short = form.mix is None and cells <= SHORT_CELLS and _is_short(q, k, grid)
     chosen = replace(_choose_blocked(grid, form, engine.name), impl=engine.name)
     if short and not (found.ok and chosen.kernel != "bias tiles"):
@@ -227,7 +241,9 @@ def _with_reason(choice: Choice, more: str) -> Choice:
     return replace(choice, reason=f"{choice.reason}; {more}")
 
 
-def _judge(engine: str, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm) -> Verdict:
+def _judge(engine: str, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, sinks: bool) -> Verdict:
+    if sinks and not ENGINES[engine].takes_sinks:
+        return Verdict(False, "its kernels know no sinks")
     tables = _choose_blocked(grid, form, engine).kernel in ("lag tables", "lag ramps")
     return ENGINES[engine].judge(q, k, v, grid, form, tables=tables)
 
@@ -237,14 +253,21 @@ def _is_short(q: Tensor, k: Tensor, grid: Grid) -> bool:
 
 
 def _choose_kernel(
-    impl: Literal["fused", "triton"], q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None
+    impl: Literal["fused", "triton"],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grid: Grid,
+    form: ScoreForm | None,
+    *,
+    sinks: bool,
 ) -> Choice:
     if form is None:
         raise ValueError(
             f"impl={impl!r} needs logits in closed form, which this encoding does not have (or has lost, if a layer of "
             "it has hooks or was replaced, as by pruning or LoRA); use impl='auto'"
         )
-    found = _judge(impl, q, k, v, grid, form)
+    found = _judge(impl, q, k, v, grid, form, sinks=sinks)
     if not found.ok:
         raise ValueError(f"impl={impl!r} is not possible: {found.words}; use impl='auto'")
     choice = replace(_choose_blocked(grid, form, impl), impl=impl)
@@ -292,7 +315,7 @@ def _run(
         case "bias tiles":
             assert isinstance(form, ScoreForm)
             separable, grid = _separable(q, k, form, grid), replace(grid, q_features=None, k_features=None)
-            return bias_tile_attention(q, k, v, form, grid, separable=separable, engine=choice.impl)
+            return bias_tile_attention(q, k, v, form, grid, separable=separable, sinks=pe.sinks(), engine=choice.impl)
         case "lag tables" | "lag ramps":
             assert isinstance(form, ScoreForm)
             return _by_lag_tables(q, k, v, pe, form, grid, memory, engine=choice.impl)
@@ -321,7 +344,7 @@ def _by_lag_tables(
     separable = _separable(q, k, form, grid)
     if memory is not None and memory.serves(grid, queries, keys):
         kept, first = memory.tables(pe, keys, q.device, lambda lags: _lag_tables(form, grid, lags, heads))
-        if engine == "fused":
+        if engine == "fused" and pe.sinks() is None:
             return memory.prepared(form, heads).attend(q, k, v, grid.key_padding_mask, first, rows, separable)
         tables = kept.part(first, count)
     else:
@@ -339,6 +362,7 @@ def _by_lag_tables(
         rows=rows,
         kinks=tables.kinks,
         separable=separable,
+        sinks=pe.sinks(),
         key_padding_mask=grid.key_padding_mask,
         offset=grid.offset,
         causal=grid.causal,
