@@ -8,11 +8,7 @@ from dape.models.cache import Cache
 from dape.models.decoder import DecoderLM
 from dape.models.places import Places
 
-NAMES = [
-    name
-    for name in ("fox", "dape-fox", "randomized-fox")
-    if dape.encodings()[name.removeprefix("randomized-")].features
-]
+NAMES = ["fox", "dape-fox", "randomized-fox", "inkling"]
 
 
 def make(name: str, **sizes) -> DecoderLM:

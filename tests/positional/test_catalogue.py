@@ -9,7 +9,7 @@ from dape.conformance.make import featured
 from dape.positional import catalogue
 
 ROTATIONS = ["rope", "partial", "pi", "yarn", "ntk", "dynamic", "llama3", "longrope", "proportional"]
-UNDER_DAPE = ["nope", *ROTATIONS, "t5", "alibi", "kerple", "kerple-power", "sandwich", "fire", "fox"]
+UNDER_DAPE = ["nope", *ROTATIONS, "t5", "alibi", "kerple", "kerple-power", "sandwich", "fire", "fox", "inkling"]
 BASES = [*UNDER_DAPE, "sinusoidal", "learned", "transformer-xl", "cope"]
 PROMISED = {*BASES, *(f"{p}-{b}" for b in UNDER_DAPE for p in ("dape", "dape-v2"))}
 SHIPPED = set(dape.encodings())  # at import, before any test registers its own
@@ -52,7 +52,11 @@ def test_the_line_says_what_the_class_does(make, name):
 def test_which_encodings_allow_dape_and_both_directions():
     classes = {name: dape.encodings()[name].load() for name in BASES}
     assert {name for name, encoding in classes.items() if encoding.allows_dape()} == set(UNDER_DAPE)
-    assert {name for name, encoding in classes.items() if not encoding.supports_bidirectional} == {"cope", "fox"}
+    assert {name for name, encoding in classes.items() if not encoding.supports_bidirectional} == {
+        "cope",
+        "fox",
+        "inkling",
+    }
 
 
 def test_lines_of_wrapped_encodings_are_derived():

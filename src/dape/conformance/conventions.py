@@ -36,6 +36,8 @@ OF_BASE = {
     "fire": "psi(x) = ln(1 + |c x|), denominator psi(max(L, i)) + 1e-6, L = |threshold_multiplier| train_length; ReLU.",
     "fox": "entering [t, m] is x; gates sigmoid(x w^T + b) in float64; c sums the gate of the token itself, too, so"
     " that the key itself has bias 0.",
+    "inkling": "entering [t, m] is x; r = x w_r^T, head by head; B = 0 from lag extent on; A and B are both multiplied"
+    " by 1 + 0.1 ln(max(1, (i + 1) / train_length)).",
     "transformer-xl": "s(i - j) in halves layout, width h d; causal: at i - j, without mask: at j - i.",
     "cope": "Gates sigmoid(A) of visible keys; the count includes the key itself; q E is not divided by sqrt(d).",
 }

@@ -68,6 +68,7 @@ _LINES = [
     Entry("sandwich", "sandwich:Sandwich", "bias", "A + (sum_m cos((i-j) w_m) - w/2) h_max/8h", "nothing", "yes, mostly", dape=True),
     Entry("fire", "fire:Fire", "bias", "A + MLP(psi(i-j) / psi(max(L, i)))", "MLP 1-32-h, c, L", "depends on L", dape=True),
     Entry("fox", "fox:Fox", "bias", "A + c_i - c_j, c = cumsum log sigmoid(w x + b)", "w (h, model), b (h)", "yes, forgets", bidirectional=False, dape=True, features=True),
+    Entry("inkling", "inkling:Inkling", "bias", "t_i (A + (W_r x_i P)[i-j]), near", "W_r (16h, model), P (16, extent)", "unknown", bidirectional=False, dape=True, features=True),
     Entry("transformer-xl", "transformer_xl:TransformerXL", "logits", "A + [u k + (q+v) W s(i-j)] / sqrt(d)", "u, v (h, d), W (hd, hd)", "fairly"),
     Entry("cope", "cope:Cope", "logits", "A + q E[sum of gates]", "E (d, 64)", "poorly", bidirectional=False),
 ]  # fmt: skip
