@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # For editors and type checkers; keep in step with _HOME, whi
     from dape.positional.grid import Grid
     from dape.positional.positions import Draw, draw_positions
     from dape.positional.randomized import Randomized
+    from dape.positional.rope_parameters import rotation_of
 
 __all__ = [
     "AdditiveBias",
@@ -68,6 +69,7 @@ __all__ = [
     "prepare",
     "register",
     "reproduce",
+    "rotation_of",
     "train",
     "verify",
 ]
@@ -94,6 +96,7 @@ _NAMES = {
     "positional.grid": ("Grid",),
     "positional.positions": ("Draw", "draw_positions"),
     "positional.randomized": ("Randomized",),
+    "positional.rope_parameters": ("rotation_of",),
 }
 _HOME = {name: f"dape.{module}" for module, names in _NAMES.items() for name in names} | {"nn": "dape"}
 

@@ -5,6 +5,9 @@ around layers: hooks, LoRA, pruning, quantisation. Those act only when the layer
 asks here first. A parametrised weight (``torch.nn.utils.parametrize``) may be read: the attribute is the weight in use.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
@@ -25,3 +28,10 @@ def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
     if must_be_called(module) or (type(module) not in kinds and type_before_parametrizations(module) not in kinds):
         return False
     return all(type(p) in (nn.Parameter, Tensor) for p in module._parameters.values() if p is not None)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Positions, sums along a text and softmax are not for half precision."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)

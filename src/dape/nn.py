@@ -104,7 +104,7 @@ class SelfAttention(OtherNames, nn.Module):
         causal = self.causal if attn_mask is None else _is_causal(attn_mask, x.shape[1], self.causal)
         q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         more = {"key_padding_mask": key_padding_mask, "impl": self.impl}
-        y = attend(q, k, v, self.encoding, cache=cache, causal=causal, **more)
+        y = attend(q, k, v, self.encoding, x=x, cache=cache, causal=causal, **more)
         return self.out(y.transpose(1, 2).flatten(2))
 
 

@@ -109,3 +109,11 @@ def test_new_line_of_the_catalogue_is_listed(capsys, monkeypatch):
     mine = dape.Entry("mine", "mine:Mine", "bias", "A + mine", "nothing", "unknown", dape=True)
     monkeypatch.setitem(catalogue.ENTRIES, "mine", mine)
     assert names_in(capsys, "mine") == ["mine", "dape-mine", "dape-v2-mine"]
+
+
+def test_the_sets_of_methods_are_names_of_the_catalogue():
+    from dape.actions.compare import SETS
+    from dape.positional.catalogue import find
+
+    for names in SETS.values():
+        assert len(set(names)) == len(names) and all(find(name) for name in names)

@@ -247,7 +247,45 @@ class DapeV2Kerple(nn.Module):
         return scores + bias + self.second(hidden.tril() if causal else hidden)
 
 
+class Fox(nn.Module):
+    """Called with queries, keys and what enters the layer; every sum of gates in a loop of its own."""
+
+    def __init__(self, num_heads, model_dim):
+        super().__init__()
+        self.w = nn.Linear(model_dim, num_heads)
+
+    def forward(self, q, k, x):
+        gates = torch.sigmoid(self.w(x[0]))
+        rows = []
+        for i in range(len(gates)):
+            rows.append(torch.stack([gates[j + 1 : i + 1].log().sum(0) for j in range(len(gates))]))
+        return q @ k.mT / math.sqrt(q.shape[-1]) + torch.stack(rows).permute(2, 0, 1)
+
+
+class Inkling(nn.Module):
+    """Cell by cell."""
+
+    def __init__(self, num_heads, train_length, model_dim, rank, extent):
+        super().__init__()
+        self.profiles = nn.Parameter(torch.zeros(rank, extent))
+        self.w_r = nn.Linear(model_dim, num_heads * rank, bias=False)
+        self.heads, self.length = num_heads, train_length
+
+    def forward(self, q, k, x):
+        r = self.w_r(x[0]).view(len(x[0]), self.heads, -1)
+        rows = []
+        for i in range(len(r)):
+            tau = 1 + 0.1 * math.log(max(1, (i + 1) / self.length))
+            scores = torch.einsum("hd,htd->ht", q[0, :, i], k[0]) / math.sqrt(q.shape[-1])
+            extent, zero = self.profiles.shape[1], torch.zeros_like(r[i, :, 0])
+            near = [r[i] @ self.profiles[:, i - j] if 0 <= i - j < extent else zero for j in range(len(r))]
+            rows.append(tau * (scores + torch.stack(near, dim=-1)))
+        return torch.stack(rows, dim=1).unsqueeze(0)
+
+
 RIGHT = {
+    "fox": (Fox, {}),
+    "inkling": (Inkling, {}),
     "nope": (nope, {}),
     "sinusoidal": (sinusoidal, {}),
     "learned": (Learned, {}),

@@ -5,9 +5,11 @@ import pytest
 import torch
 
 import dape
+from dape.conformance.make import featured
 from dape.positional import catalogue
 
-UNDER_DAPE = ["nope", "rope", "pi", "yarn", "t5", "alibi", "kerple", "kerple-power", "sandwich", "fire"]
+ROTATIONS = ["rope", "partial", "pi", "yarn", "ntk", "dynamic", "llama3", "longrope", "proportional"]
+UNDER_DAPE = ["nope", *ROTATIONS, "t5", "alibi", "kerple", "kerple-power", "sandwich", "fire", "fox", "inkling"]
 BASES = [*UNDER_DAPE, "sinusoidal", "learned", "transformer-xl", "cope"]
 PROMISED = {*BASES, *(f"{p}-{b}" for b in UNDER_DAPE for p in ("dape", "dape-v2"))}
 SHIPPED = set(dape.encodings())  # at import, before any test registers its own
@@ -25,7 +27,7 @@ def hooks_that_act(pe):
             if not p.any():
                 p.normal_()
     x, q, scores = torch.randn(2, 6, 32), torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 6)
-    grid = dape.Grid.of_length(6, 6, causal=True)
+    grid = featured(dape.Grid.of_length(6, 6, causal=True), pe, x[0])
     acts = {
         "embed": not torch.equal(pe.embed(x, torch.arange(6)), x),
         "rotate": not torch.equal(pe.rotate(q, q, grid)[0], q),
@@ -42,6 +44,7 @@ def test_the_line_says_what_the_class_does(make, name):
     assert (entry.learns == "nothing") == (not list(pe.parameters()))
     assert entry.dape == (pe.allows_dape() and not isinstance(pe, dape.Dape | dape.DapeV2))
     assert entry.bidirectional == pe.supports_bidirectional
+    assert entry.features == pe.needs_features
     assert entry.equation and entry.extrapolates
     assert not hasattr(pe, "bias") or entry.hook in ("bias", "logits", "rotate, logits")
 
@@ -49,7 +52,11 @@ def test_the_line_says_what_the_class_does(make, name):
 def test_which_encodings_allow_dape_and_both_directions():
     classes = {name: dape.encodings()[name].load() for name in BASES}
     assert {name for name, encoding in classes.items() if encoding.allows_dape()} == set(UNDER_DAPE)
-    assert {name for name, encoding in classes.items() if not encoding.supports_bidirectional} == {"cope"}
+    assert {name for name, encoding in classes.items() if not encoding.supports_bidirectional} == {
+        "cope",
+        "fox",
+        "inkling",
+    }
 
 
 def test_lines_of_wrapped_encodings_are_derived():

@@ -6,6 +6,7 @@ A test runs a whole small layer (embed, project, attend), so that all three hook
 
 import copy
 import random
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -15,9 +16,10 @@ from torch.autograd import gradcheck
 
 import dape
 from dape.positional.base import PositionalEncoding, RelativeBias
-from dape.positional.catalogue import DAPE, DAPE_V2, ENTRIES, RANDOMIZED, encodings
+from dape.positional.catalogue import DAPE, DAPE_V2, ENTRIES, RANDOMIZED, encodings, find
 from dape.positional.dape import DapeWrapper
 from dape.positional.grid import Grid
+from dape.positional.names import SINK, parse
 from dape.positional.randomized import Randomized
 from dape.positional.rope import Rope
 
@@ -25,15 +27,30 @@ HEADS, WIDTH, TRAIN = 6, 8, 16
 MODEL = HEADS * WIDTH
 DRAWN, POOL = 320, 512
 
+MODIFIED = ["logn-kerple", "logn-rope", "logn-dape-fox", "logn-transformer-xl", "randomized-logn-dape-v2-alibi"]
+MODIFIED += ["sink-rope", "sink-kerple", "sink-dape-fox", "sink-cope", "randomized-sink-logn-dape-fire"]
 NAMES = [*encodings(), *(RANDOMIZED + base for base in ENTRIES), "randomized-dape-kerple", "randomized-dape-v2-fire"]
+NAMES += MODIFIED
 WRAPS = [name for name in encodings() if name.startswith(DAPE)]
 IMPLS = ["reference", "blocked"]
 
-every_name = pytest.mark.parametrize("name", NAMES)
+
+def priced(rows: list) -> list:
+    """DAPE on rotations differs from dape-rope by their angles alone: in the slow tier."""
+
+    def slow(name: str) -> bool:
+        parsed = parse(name)
+        return bool(parsed.wrapper) and ENTRIES[parsed.base].hook == "rotate" and parsed.base != "rope"
+
+    every = [row if isinstance(row, tuple) else (row,) for row in rows]
+    return [pytest.param(*row, marks=pytest.mark.slow if slow(row[0]) else ()) for row in every]
+
+
+every_name = pytest.mark.parametrize("name", priced(NAMES))
 
 
 def entry_of(name: str) -> dape.Entry:
-    return encodings()[name.removeprefix(RANDOMIZED)]
+    return find(name)
 
 
 def make(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, **options) -> PositionalEncoding:
@@ -72,9 +89,12 @@ def layer(
 ) -> Tensor:
     """The chosen rows of an attention layer. Positions are 0, 1, 2, ... and implicit unless given."""
     counted = torch.arange(x.shape[1]) if positions is None else positions
-    q, k, v = project(pe.embed(x, counted))
+    entering = pe.embed(x, counted)
+    q, k, v = project(entering)
     explicit = {} if positions is None else {"q_pos": positions[..., rows], "k_pos": positions}
-    return dape.attention(q[:, :, rows], k, v, pe, **explicit, **call)
+    found = pe.features(entering, padding=call.get("key_padding_mask"))
+    features = None if found is None else (found[:, rows], found)
+    return dape.attention(q[:, :, rows], k, v, pe, features=features, **explicit, **call)
 
 
 def assert_near(actual: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
@@ -90,7 +110,7 @@ def cases(names: list[str]) -> list[tuple[str, bool]]:
     return [(name, causal) for name in names for causal in directions(name)]
 
 
-every_direction = pytest.mark.parametrize(("name", "causal"), cases(NAMES))
+every_direction = pytest.mark.parametrize(("name", "causal"), priced(cases(NAMES)))
 
 
 # Rows ----------------------------------------------------------------------------------------------------------------
@@ -170,6 +190,24 @@ def test_bidirectional_works_or_is_refused(name):
     assert not torch.allclose(after[:, :, 0], before[:, :, 0])
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if entry_of(name).features])
+def test_features_go_on_where_a_cache_ends(name):
+    """Also across padding in the middle of a text, which must be as if it were not there."""
+    pe, x = make(name), tokens(2, 21)
+    whole = pe.features(x)
+    first, more = pe.features(x[:, :8]), []
+    for t in range(8, 21):
+        past = more[-1][:, 0] if more else first[:, -1]
+        more.append(pe.features(x[:, t : t + 1], past=past))
+    assert_near(torch.cat([first, *more], dim=1), whole)
+    text = torch.ones(2, 21, dtype=torch.bool)
+    text[:, 4:7] = False
+    beside, alone = pe.features(x, padding=~text), pe.features(x[:, text[0]])
+    assert_near(beside[:, text[0]], alone)
+    with pytest.raises(ValueError, match=r"reads features of every token, and none were given.*features=pe.features"):
+        dape.attention(*project(x), pe)
+
+
 # Masks ---------------------------------------------------------------------------------------------------------------
 
 
@@ -232,10 +270,12 @@ def test_rows_that_see_nothing_are_zero(name, causal):
 @every_name
 def test_shared_key_heads_equal_repeated_ones(name):
     pe = make(name)
-    q, k, v = project(pe.embed(tokens(2, 13), torch.arange(13)), kv_heads=2)
-    repeated = dape.attention(q, *(x.repeat_interleave(HEADS // 2, dim=1) for x in (k, v)), pe, impl="reference")
+    entering = pe.embed(tokens(2, 13), torch.arange(13))
+    (q, k, v), call = project(entering, kv_heads=2), {"features": pe.features(entering)}
+    repeated = (x.repeat_interleave(HEADS // 2, dim=1) for x in (k, v))
+    expected = dape.attention(q, *repeated, pe, impl="reference", **call)
     for impl in IMPLS:
-        assert_near(dape.attention(q, k, v, pe, impl=impl), repeated)
+        assert_near(dape.attention(q, k, v, pe, impl=impl, **call), expected)
 
 
 # Gradients and precision ---------------------------------------------------------------------------------------------
@@ -243,8 +283,11 @@ def test_shared_key_heads_equal_repeated_ones(name):
 
 def same_for_a_whole_row(name: str, parameter: str) -> bool:
     """Parameters that shift all logits of a row alike, which softmax does not see: the last bias before it."""
-    parameter = parameter.removeprefix("base.") if name.startswith(RANDOMIZED) else parameter
-    return parameter in ("f.second.bias", "second.bias")
+    parsed = parse(name)
+    around = "base." * (parsed.randomized + len(parsed.modifiers))
+    if SINK in parsed.modifiers:  # beside which a whole row matters
+        return False
+    return parameter.removeprefix(around) in ("f.second.bias", "second.bias")
 
 
 @every_direction
@@ -286,6 +329,11 @@ def test_bfloat16_is_near_float32(name, causal):
     torch.testing.assert_close(embedded.float(), full.embed(x.float(), torch.arange(length)), **ulp)
     q, k, v = project(embedded.detach())
     q = q[:, :, rows]
+    features = half.features(embedded)
+    if features is not None:
+        assert features.dtype in (torch.float32, torch.float64)
+        torch.testing.assert_close(features, full.features(embedded.float()))
+        grid = replace(grid, q_features=features[:, rows], k_features=features)
     for turned, expected in zip(half.rotate(q, k, grid), full.rotate(q.float(), k.float(), grid), strict=True):
         assert turned.dtype == dtype
         torch.testing.assert_close(turned.float(), expected, **ulp)
@@ -294,8 +342,8 @@ def test_bfloat16_is_near_float32(name, causal):
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, full.logits(scores, q.float(), k.float(), grid), rtol=1e-5, atol=1e-5)
 
-    out = dape.attention(q, k, v, half, causal=causal)
-    exact = dape.attention(q.float(), k.float(), v.float(), full, causal=causal)
+    out = dape.attention(q, k, v, half, causal=causal, features=features)
+    exact = dape.attention(q.float(), k.float(), v.float(), full, causal=causal, features=features)
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), exact, rtol=0, atol=4 * ulp["atol"])
 
@@ -335,7 +383,7 @@ def test_hooks_take_integers_of_any_width(name, dtype):
     if isinstance(pe, RelativeBias):
         lag = torch.arange(torch.iinfo(torch.int8).min, 127) if dtype.is_signed else positions
         assert torch.equal(pe.bias_at(lag.to(dtype), causal=False), pe.bias_at(lag, causal=False))
-    if entry_of(name).hook == "bias":
+    if entry_of(name).hook == "bias" and not pe.needs_features:
         assert torch.equal(pe.bias(positions.to(dtype), (positions + 90).to(dtype)), pe.bias(positions, positions + 90))
 
 
@@ -361,7 +409,7 @@ def through_a_file(state: dict[str, Tensor], path) -> dict[str, Tensor]:
 # DAPE ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "causal"), cases(WRAPS))
+@pytest.mark.parametrize(("name", "causal"), priced(cases(WRAPS)))
 def test_dape_with_a_silent_f_is_its_base(name, causal):
     pe, x = make(name), tokens(2, 13)
     assert isinstance(pe, DapeWrapper)
@@ -371,7 +419,7 @@ def test_dape_with_a_silent_f_is_its_base(name, causal):
     nn.init.zeros_(last.bias)
     for impl in IMPLS:
         assert_near(layer(pe, x, causal=causal, impl=impl), layer(pe.base, x, causal=causal, impl="reference"))
-    if pe.has_bias:
+    if pe.has_bias and not pe.needs_features:
         q_pos, k_pos = torch.arange(5, 8), torch.arange(8)
         assert torch.equal(pe.bias(q_pos, k_pos, causal=causal), pe.base.bias(q_pos, k_pos, causal=causal))
 
@@ -395,7 +443,16 @@ def graphs_per_length(function, inputs, *, fullgraph: bool = True) -> list[int]:
     return counts
 
 
-COMPILED = [*ENTRIES, "dape-kerple", "dape-rope", "dape-fire", "dape-v2-kerple"]
+COMPILED = [
+    *ENTRIES,
+    "logn-kerple",
+    "sink-kerple",
+    "dape-kerple",
+    "dape-fox",
+    "dape-rope",
+    "dape-fire",
+    "dape-v2-kerple",
+]
 
 
 @pytest.mark.compile
@@ -403,12 +460,14 @@ COMPILED = [*ENTRIES, "dape-kerple", "dape-rope", "dape-fire", "dape-v2-kerple"]
 def test_one_graph_of_logits_serves_all_lengths(name):
     pe = make(name, dtype=torch.float32)
 
-    def logits(scores: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return pe.logits(scores, q, k, Grid.of_length(q.shape[2], k.shape[2], causal=True))
+    def logits(scores: Tensor, q: Tensor, k: Tensor, x: Tensor) -> Tensor:
+        features, grid = pe.features(x), Grid.of_length(q.shape[2], k.shape[2], causal=True)
+        return pe.logits(scores, q, k, replace(grid, q_features=features, k_features=features))
 
     def inputs(length: int) -> tuple[Tensor, ...]:
-        q, k, _ = project(tokens(2, length, dtype=torch.float32))
-        return q @ k.transpose(-1, -2), q, k
+        x = tokens(2, length, dtype=torch.float32)
+        q, k, _ = project(x)
+        return q @ k.transpose(-1, -2), q, k, x
 
     counts = graphs_per_length(logits, inputs)
     assert counts[1] == counts[-1] <= 2

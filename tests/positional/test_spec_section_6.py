@@ -8,13 +8,15 @@ import torch
 
 import dape
 from dape import Grid
+from dape.conformance.make import featured
 
 LENGTH = 7
 EVERY = sorted(dape.encodings())
 
 
 def hooks(pe, q, k, grid):
-    """Scores, rotated where the encoding rotates, scaled, with its logits."""
+    """Scores, rotated where the encoding rotates, scaled, with its logits. What enters the layer: the first keys."""
+    grid = featured(grid, pe, k[0].transpose(0, 1).flatten(1))
     q, k = pe.rotate(q, k, grid)
     return pe.logits(q @ k.mT / math.sqrt(q.shape[-1]), q, k, grid)
 

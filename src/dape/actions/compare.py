@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from dape.results.records import Row
 
 METHODS = ("rope", "alibi", "kerple", "fire", "dape-alibi", "dape-kerple", "dape-fire")
+FIELD = (
+    *("nope", "rope", "yarn", "dynamic", "proportional", "logn-rope", "sink-rope"),
+    *("t5", "alibi", "kerple", "fire", "fox", "inkling", "transformer-xl", "cope"),
+    *("dape-nope", "dape-rope", "dape-alibi", "dape-kerple", "dape-fire", "dape-fox", "dape-v2-kerple"),
+)
+"""One or more of every family: what adapts to content, what only has freedom in the distance, what neither."""
+SETS = {"field": FIELD}
 FILES = ("results.jsonl", "table.md", "summary.md", "curves.png", "curves.svg")
 
 
@@ -53,7 +60,7 @@ def compare(
 
     Args:
         data: what ``dape.open_data`` takes, or what it returns.
-        methods: names from ``dape.encodings()``.
+        methods: names from ``dape.encodings()``; ``field`` stands for one or more of every family.
         seeds: runs per encoding; significance needs at least two, better five.
         lengths: to evaluate at; by default the training length and its doublings up to 32 times.
         last_k: scored tokens per window; by default 256, or the shortest length if that is less.
@@ -83,7 +90,7 @@ def compare(
     """
     if model is None or train is None:
         model, train = settings(preset, changes)
-    methods, out = tuple(dict.fromkeys(methods)), Path(out)
+    methods, out = tuple(dict.fromkeys(name for word in methods for name in SETS.get(word, (word,)))), Path(out)
     how = {"windows": windows_in(out) if windows is None else windows, "mode": mode, "reach": reach}
     evaluation = evaluation_of(model.train_length, lengths, last_k=last_k, **how)
     _check(data, methods, model, train, out, seeds=seeds, windows=windows, jobs=jobs)

@@ -48,15 +48,19 @@ class Inputs:
     v: Float[Tensor, "b h t d"]
     upstream: Float[Tensor, "b h t d"]
     """The gradient of the output, where the backward pass starts."""
+    x: Float[Tensor, "b t m"] | None
+    """What enters the layer, for encodings that read features; making these is part of the call."""
     pe: PositionalEncoding
     causal: bool
 
     def differentiable(self) -> dict[str, Tensor]:
         """Everything that receives a gradient, by name."""
-        return {"q": self.q, "k": self.k, "v": self.v, **dict(self.pe.named_parameters())}
+        entering = {} if self.x is None else {"x": self.x}
+        return {"q": self.q, "k": self.k, "v": self.v, **entering, **dict(self.pe.named_parameters())}
 
     def double(self) -> "Inputs":
-        tensors = {n: getattr(self, n).detach().double() for n in ("q", "k", "v", "upstream")}
+        given = {n: getattr(self, n) for n in ("q", "k", "v", "upstream", "x")}
+        tensors = {n: t.detach().double() for n, t in given.items() if t is not None}
         leaves = {n: x.requires_grad_(n != "upstream") for n, x in tensors.items()}
         return replace(self, pe=copy.deepcopy(self.pe).double(), **leaves)
 
@@ -71,9 +75,12 @@ def make_inputs(shape: Shape, length: int) -> Inputs:
     if dtype == torch.float64:
         pe = pe.double()
     # In half precision the encoding keeps float32 parameters, as in mixed-precision training.
-    for x in (q, k, v):
-        x.requires_grad_()
-    return Inputs(q=q, k=k, v=v, upstream=upstream, pe=pe, causal=shape.causal)
+    x = None
+    if pe.needs_features:
+        x = torch.randn(shape.batch, length, pe.dims.model_dim, generator=generator).to(device, dtype).requires_grad_()
+    for each in (q, k, v):
+        each.requires_grad_()
+    return Inputs(q=q, k=k, v=v, upstream=upstream, x=x, pe=pe, causal=shape.causal)
 
 
 def _make_encoding(shape: Shape, length: int, generator: torch.Generator) -> PositionalEncoding:
@@ -87,8 +94,12 @@ def _make_encoding(shape: Shape, length: int, generator: torch.Generator) -> Pos
     return pe.draw(length, generator) if isinstance(pe, Randomized) else pe
 
 
-def run_once(impl: str, inputs: Inputs) -> Float[Tensor, "b h t d"]:
-    return _implementation(impl)(inputs.q, inputs.k, inputs.v, inputs.pe, causal=inputs.causal)
+def run_once(impl: str, inputs: Inputs, **more: Any) -> Any:
+    """The output [b, h, t, d]."""
+    features = {}
+    if inputs.x is not None and inputs.pe.needs_features and impl != "sdpa":
+        features["features"] = inputs.pe.features(inputs.x)
+    return _implementation(impl)(inputs.q, inputs.k, inputs.v, inputs.pe, causal=inputs.causal, **features, **more)
 
 
 def _implementation(impl: str) -> Callable[..., Tensor]:
@@ -206,7 +217,8 @@ def _away_from_kinks(inputs: Inputs) -> Inputs:
     assert isinstance(pe, Dape) and pe.f.first.bias is not None
     with torch.no_grad():
         q, k = inputs.q.float(), inputs.k.float()
-        reach = listing.hidden_units(listing.scaled_scores(q, k), listing.bias(pe, q, causal=inputs.causal), pe)
+        static = listing.bias(pe, q, causal=inputs.causal, features=None if inputs.x is None else pe.features(inputs.x))
+        reach = listing.hidden_units(listing.scaled_scores(q, k), static, pe)
         pe.f.first.bias += (
             reach.abs().max() * 1.25 * torch.tensor([1.0, -1.0]).repeat(reach.shape[-1])[: reach.shape[-1]]
         )

@@ -13,6 +13,12 @@ from torch.nn.functional import scaled_dot_product_attention
 dape = importlib.import_module("dape")  # of the commit whose turn it is, not of this one
 
 
+def features_of(pe: torch.nn.Module, x: torch.Tensor) -> dict:
+    """Older commits have none."""
+    features = pe.features(x) if hasattr(pe, "features") else None
+    return {} if features is None else {"features": features}
+
+
 def main(asked: dict) -> None:
     torch.set_num_threads(asked["threads"])
     torch.manual_seed(asked["seed"])
@@ -20,13 +26,14 @@ def main(asked: dict) -> None:
     shape = (asked["batch"], heads, length, width)
     q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
     upstream = torch.randn(shape)
+    x = torch.randn(asked["batch"], length, heads * width)
     calls: dict[str, tuple[tuple[torch.Tensor, ...], Callable[[], torch.Tensor]]] = {
         "sdpa": ((), lambda: scaled_dot_product_attention(q, k, v, is_causal=True))
     }
     for name in asked["encodings"]:
         options = {"hidden": asked["hidden"]} if name.startswith("dape-") else {}
         pe = dape.build(name, num_heads=heads, head_dim=width, train_length=length, **options)
-        calls[name] = (tuple(pe.parameters()), lambda pe=pe: dape.attention(q, k, v, pe))
+        calls[name] = (tuple(pe.parameters()), lambda pe=pe: dape.attention(q, k, v, pe, **features_of(pe, x)))
 
     def seconds(name: str, pass_: str) -> float:
         parameters, call = calls[name]

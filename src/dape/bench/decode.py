@@ -75,12 +75,12 @@ def _timed(config: DecodeBench, length: int) -> Timed:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    q, k, v = _inputs(config, length)
+    q, k, v, x = _inputs(config, length)
     calls: dict[str, Callable[[], Any]] = {SDPA: partial(scaled_dot_product_attention, q, k, v)}
     impls = {SDPA: SDPA}
     for encoding, pe in _encodings(config):
-        impls[encoding] = _verified(encoding, pe, q, k, v)
-        calls[encoding] = _call(pe, q, k, v)
+        impls[encoding] = _verified(encoding, pe, q, k, v, x)
+        calls[encoding] = _call(pe, q, k, v, x)
     calls = {name: torch.inference_mode()(call) for name, call in calls.items()}
     return Timed(calls=calls, repeats=config.repeats, warm_up=2, records=partial(_records, config, length, impls))
 
@@ -103,13 +103,15 @@ def _records(
     ]
 
 
-def _inputs(config: DecodeBench, length: int) -> "tuple[Tensor, Tensor, Tensor]":
+def _inputs(config: DecodeBench, length: int) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
+    """The last query, keys and values, and what enters the layer, for encodings that read features."""
     import torch
 
     generator = torch.Generator().manual_seed(config.seed)
     shape = (config.batch, config.heads, length, config.head_dim)
     q, k, v = (torch.randn(shape, generator=generator).to(config.device) for _ in range(3))
-    return q[:, :, -1:].contiguous(), k, v
+    x = torch.randn(config.batch, length, config.heads * config.head_dim, generator=generator).to(config.device)
+    return q[:, :, -1:].contiguous(), k, v, x
 
 
 def _encodings(config: DecodeBench) -> "Iterator[tuple[str, PositionalEncoding]]":
@@ -126,15 +128,15 @@ def _encodings(config: DecodeBench) -> "Iterator[tuple[str, PositionalEncoding]]
             yield encoding, pe.draw(max(config.lengths)) if isinstance(pe, Randomized) else pe
 
 
-def _call(pe: "PositionalEncoding", q: "Tensor", k: "Tensor", v: "Tensor") -> Callable[[], Any]:
+def _call(pe: "PositionalEncoding", q: "Tensor", k: "Tensor", v: "Tensor", x: "Tensor") -> Callable[[], Any]:
     from dape.ops.attention import LagMemory, attention
 
-    # Rotating one query is left out too: it is the same for every length.
-    memory = LagMemory()
-    return lambda: attention(q, k, v, pe, rotated=pe.rotates_once, memory=memory)
+    # Rotating one query and projecting its features are left out: they are the same for every length.
+    memory, features = LagMemory(), pe.features(x)
+    return lambda: attention(q, k, v, pe, rotated=pe.rotates_once, memory=memory, features=features)
 
 
-def _verified(encoding: str, pe: "PositionalEncoding", q: "Tensor", k: "Tensor", v: "Tensor") -> str:
+def _verified(encoding: str, pe: "PositionalEncoding", q: "Tensor", k: "Tensor", v: "Tensor", x: "Tensor") -> str:
     """The implementation that computes this encoding, if its result is right."""
     import copy
 
@@ -143,8 +145,10 @@ def _verified(encoding: str, pe: "PositionalEncoding", q: "Tensor", k: "Tensor",
     from dape.ops.attention import LagMemory, attention
 
     with torch.inference_mode():
-        out, choice = attention(q, k, v, pe, memory=LagMemory(), explain=True)
-        exact = attention(q.double(), k.double(), v.double(), copy.deepcopy(pe).double(), impl="reference")
+        out, choice = attention(q, k, v, pe, memory=LagMemory(), features=pe.features(x), explain=True)
+        double = copy.deepcopy(pe).double()
+        features = double.features(x.double())
+        exact = attention(q.double(), k.double(), v.double(), double, features=features, impl="reference")
     error = float((out - exact).abs().max() / exact.abs().max())
     if not error < TOLERANCE:
         off = f"off by {error:.1e} of its largest value (allowed {TOLERANCE:.0e})"

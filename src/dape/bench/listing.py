@@ -4,6 +4,7 @@ They share one signature with the operator, so that they can be verified and tim
 """
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -12,15 +13,22 @@ from torch import Tensor
 
 from dape.positional.base import LEAKY_SLOPE, AdditiveBias
 from dape.positional.dape import Dape
+from dape.positional.grid import Grid
 from dape.positional.layers import Affine
 
 
 def appendix(
-    q: Float[Tensor, "b h t d"], k: Float[Tensor, "b h t d"], v: Float[Tensor, "b h t d"], pe: Dape, *, causal: bool
+    q: Float[Tensor, "b h t d"],
+    k: Float[Tensor, "b h t d"],
+    v: Float[Tensor, "b h t d"],
+    pe: Dape,
+    *,
+    causal: bool,
+    features: Float[Tensor, "b t n"] | None = None,
 ) -> Float[Tensor, "b h t d"]:
     """DAPE as listed in the appendix of its paper: concatenate, heads last, two linear layers, heads back."""
     scores = scaled_scores(q, k)
-    static = bias(pe, q, causal=causal)
+    static = bias(pe, q, causal=causal, features=features)
     x = F.leaky_relu(hidden_units(scores, static, pe), LEAKY_SLOPE)
     x = _linear(x, pe.f.second)
     logits = scores + static + x.permute(0, 3, 1, 2)
@@ -34,9 +42,10 @@ def static(
     pe: Dape | AdditiveBias,
     *,
     causal: bool,
+    features: Float[Tensor, "b t n"] | None = None,
 ) -> Float[Tensor, "b h t d"]:
     """The bias alone, without DAPE on top."""
-    return _attend(scaled_scores(q, k) + bias(pe, q, causal=causal), v, causal=causal)
+    return _attend(scaled_scores(q, k) + bias(pe, q, causal=causal, features=features), v, causal=causal)
 
 
 def sdpa(
@@ -50,12 +59,18 @@ def scaled_scores(q: Tensor, k: Tensor) -> Float[Tensor, "b h t t"]:
     return q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
 
 
-def bias(pe: Dape | AdditiveBias, q: Tensor, *, causal: bool) -> Float[Tensor, "h t t"]:
-    positions = torch.arange(q.shape[-2], device=q.device)
-    return pe.bias(positions, positions, causal=causal).to(q.dtype)
+def bias(
+    pe: Dape | AdditiveBias, q: Tensor, *, causal: bool, features: Float[Tensor, "b t n"] | None = None
+) -> Float[Tensor, "*b h t t"]:
+    base = pe.base if isinstance(pe, Dape) else pe
+    assert isinstance(base, AdditiveBias)
+    grid = Grid.of_length(q.shape[-2], q.shape[-2], causal=causal, device=q.device)
+    return base.bias_on(replace(grid, q_features=features, k_features=features)).to(q.dtype)
 
 
-def hidden_units(scores: Float[Tensor, "b h t t"], bias: Float[Tensor, "h t t"], pe: Dape) -> Float[Tensor, "b t t D"]:
+def hidden_units(
+    scores: Float[Tensor, "b h t t"], bias: Float[Tensor, "*b h t t"], pe: Dape
+) -> Float[Tensor, "b t t D"]:
     """What enters the activation of f."""
     return _linear(torch.cat([scores, bias.expand_as(scores)], dim=1).permute(0, 2, 3, 1), pe.f.first)
 

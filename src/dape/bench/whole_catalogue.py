@@ -75,11 +75,10 @@ def _parts(config: "AttentionBench", names: Sequence[str], threads: int) -> Iter
 
 
 def _timed(config: "AttentionBench", name: str, inputs: "Inputs", length: int, pass_: str, here: list[Record]) -> Timed:
-    from dape.bench.cases import make_call
-    from dape.ops.attention import attention
+    from dape.bench.cases import make_call, run_once
 
     calls = {impl: make_call(impl, inputs, pass_) for impl in (SDPA, "auto")}  # pyright: ignore[reportArgumentType]
-    _, choice = attention(inputs.q, inputs.k, inputs.v, inputs.pe, causal=inputs.causal, explain=True)
+    _, choice = run_once("auto", inputs, explain=True)
 
     def records(samples: Mapping[str, Sequence[float]]) -> list[Record]:
         mine, base = samples["auto"], samples[SDPA]

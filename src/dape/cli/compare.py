@@ -27,7 +27,7 @@ class Compare:
     """
 
     methods: tuple[str, ...] = METHODS
-    """Positional encodings, names from `dape list`."""
+    """Positional encodings, names from `dape list`; `field` stands for one or more of every family."""
     seeds: int = 1
     """Runs per encoding, with seeds 0, 1, ...; significance needs at least two, better five."""
     lengths: tuple[int, ...] = ()

@@ -13,7 +13,7 @@ from rich.text import Text
 from dape.cli.console import ONE_LINE_PER_ROW, open_console
 from dape.errors import UsageError
 from dape.positional.catalogue import Entry, encodings
-from dape.positional.names import DAPE_V2, RANDOMIZED
+from dape.positional.names import DAPE_V2, parse
 
 LEGEND = """\
 A  scaled scores q k / sqrt(d)      i, j, p  position of query, key, token
@@ -25,6 +25,8 @@ bias: a matrix added to A; logits: any other change of A. Learns: per layer.
 Mask: causal, or both causal and bidirectional. Extrapolates: as published.
 
 dape-v2-X      dape-X with a 1x3 convolution along the keys; --all lists them
+logn-X         any X whose scores grow with the logarithm of the length
+sink-X         any X beside a column with a learned logit and no value
 randomized-X   any X read at randomised positions, such as randomized-rope"""
 
 
@@ -62,8 +64,9 @@ def select(text: str, *, everything: bool) -> list[Entry]:
     known = list(encodings().values())
     if not text:
         return [e for e in known if everything or not e.name.startswith(DAPE_V2)]
-    if text.startswith(RANDOMIZED):
-        known = [replace(e, name=RANDOMIZED + e.name) for e in known]
+    parsed = parse(text)
+    prefix = str(replace(parsed, base="", wrapper=""))
+    known = [replace(e, name=prefix + e.name) for e in known]
     chosen = [e for e in known if text.lower() in e.name or text.lower() in e.hook.split(", ")]
     if not chosen:
         near = difflib.get_close_matches(text, [e.name for e in known], n=1)

@@ -35,12 +35,14 @@ class Case:
     k: Float[Tensor, "h t d"] | None = None
     x: Float[Tensor, "t m"] | None = None
     """Embeddings of the tokens at ``q_pos``, for encodings that act there."""
+    entering: Float[Tensor, "t m"] | None = None
+    """What enters the attention layer at 0, 1, 2, ..., for encodings that read features."""
     weight: Float[Tensor, "..."] | None = None
     """Of the loss; None if no gradients are compared."""
     expected: Float[Tensor, "..."] = field(default_factory=lambda: torch.empty(0))
     """Logits ``[h, q, k]``, or embeddings ``[t, m]`` where ``x`` is given. Hidden cells hold 0."""
     gradients: Mapping[str, Float[Tensor, "..."]] = field(default_factory=dict)
-    """Of q, k, x and of parameters by name."""
+    """Of q, k, x, entering and of parameters by name."""
 
     @property
     def length(self) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dape.conformance.case import Case
 from dape.conformance.loading import TheirError
-from dape.conformance.make import hide, loss, softmax
+from dape.conformance.make import INPUTS, hide, loss, softmax
 from dape.conformance.subject import Built, Subject, theirs
 
 LARGE = 1e3
@@ -72,7 +72,7 @@ def compare(subject: Subject, case: Case, tolerance: float) -> Compared:
     built = subject.built(case)
     if reason := built.runs():
         return Compared(case=case, kind=built.kind, skipped=reason)
-    given = {n: getattr(case, n) for n in ("q", "k", "x")}
+    given = {n: getattr(case, n) for n in INPUTS}
     leaves = {n: None if t is None else t.to(subject.dtype).requires_grad_(not subject.numpy) for n, t in given.items()}
     found = built.output(**leaves)
     with theirs(f"differentiating the case {case.name},"):
@@ -131,7 +131,7 @@ def _leak(found: Tensor, built: Built, leaves: Mapping[str, Tensor | None]) -> f
         return 0.0
     changed = k.detach().clone()
     changed[:, -1] += 1
-    moved = built.output(leaves["q"], changed, None).detach().double()
+    moved = built.output(leaves["q"], changed, None, leaves["entering"]).detach().double()
     seen = case.visible & earlier.unsqueeze(-1)
     difference = (moved - found)[:, seen].abs() / max(1.0, found[:, seen].abs().max().item())
     return difference.nan_to_num(nan=0.0, posinf=torch.inf).max().item()

@@ -20,6 +20,13 @@ OF_BASE = {
     "pi": "rope at p / s with s = max(1, length / train_length): the same stretch for all tokens.",
     "yarn": "beta_fast 32, beta_slow 1, s = max(1, length / train_length); q and k are each multiplied by"
     " 0.1 ln s + 1.",
+    "ntk": "rope with base 10000 s^(d/(d-2)), s = max(1, length / train_length).",
+    "dynamic": "rope with base 10000 (f s - (f - 1))^(d/(d-2)), f = 2, s = max(1, length / train_length).",
+    "llama3": "f = 8, low_freq_factor 1, high_freq_factor 4; L = train_length; linear in the turns L w_m / (2 pi).",
+    "longrope": "short_m = 1, long_m = 8^(2m/(d-2)) beyond train_length; q and k are each multiplied by"
+    " sqrt(1 + ln 8 / ln train_length) at every length.",
+    "partial": "The first half of the channels turns, w_c = 10000^(-2c/(d/2)); pairs are (c, c + d/4).",
+    "proportional": "The first 3/4 of the pairs (c, c + d/2) turn, w_c = 10000^(-2c/d); the others stand still.",
     "t5": "32 buckets, max distance 128, causal; the bias is multiplied by sqrt(d) as in DAPE's program (T5 has 1).",
     "alibi": "Slopes of ALiBi's program, which differ from its text unless h is a power of two; true distance, not"
     " +m j. Without mask, past keys count half a step nearer.",
@@ -27,6 +34,10 @@ OF_BASE = {
     "kerple-power": "r1 and r2 below 0.01 count as 0.01, r2 above 2 as 2. Without mask as alibi.",
     "sandwich": "Width 128, frequencies 10000^(-2c/128) from c = 0, minus 64, times h_max / (8 head), heads from 1.",
     "fire": "psi(x) = ln(1 + |c x|), denominator psi(max(L, i)) + 1e-6, L = |threshold_multiplier| train_length; ReLU.",
+    "fox": "entering [t, m] is x; gates sigmoid(x w^T + b) in float64; c sums the gate of the token itself, too, so"
+    " that the key itself has bias 0.",
+    "inkling": "entering [t, m] is x; r = x w_r^T, head by head; B = 0 from lag extent on; A and B are both multiplied"
+    " by 1 + 0.1 ln(max(1, (i + 1) / train_length)).",
     "transformer-xl": "s(i - j) in halves layout, width h d; causal: at i - j, without mask: at j - i.",
     "cope": "Gates sigmoid(A) of visible keys; the count includes the key itself; q E is not divided by sqrt(d).",
 }

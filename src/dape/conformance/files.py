@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parent / "vectors"
 SUMS = "SHA256SUMS"
 FORMAT = 1
 ADVICE = "`dape vectors` with an output folder makes all files again."
-_INPUTS = ("q", "k", "x", "weight")
+_INPUTS = ("q", "k", "x", "entering", "weight")
 _POSITIONS = ("q_pos", "k_pos")
 
 

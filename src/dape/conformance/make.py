@@ -1,6 +1,7 @@
 """The reference computes what must come out of every case."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +10,9 @@ from dape.conformance.case import Case
 from dape.conformance.recipes import blank_cases
 from dape.ops.attention.reference import masked_softmax, scaled_scores
 from dape.positional.base import PositionalEncoding
+from dape.positional.grid import Grid
+
+INPUTS = ("q", "k", "x", "entering")
 
 
 def make(name: str) -> list[Case]:
@@ -18,7 +22,7 @@ def make(name: str) -> list[Case]:
 
 def answered(case: Case, pe: PositionalEncoding) -> Case:
     """The case with what the encoding gives for it: the definition of right, nothing but its hooks and a softmax."""
-    leaves = {n: t.clone().requires_grad_() for n in ("q", "k", "x") if (t := getattr(case, n)) is not None}
+    leaves = {n: t.clone().requires_grad_() for n in INPUTS if (t := getattr(case, n)) is not None}
     out = reference_output(pe, case, **leaves)
     gradients = {}
     if case.weight is not None:
@@ -30,13 +34,30 @@ def answered(case: Case, pe: PositionalEncoding) -> Case:
 
 
 def reference_output(
-    pe: PositionalEncoding, case: Case, *, q: Tensor | None = None, k: Tensor | None = None, x: Tensor | None = None
+    pe: PositionalEncoding,
+    case: Case,
+    *,
+    q: Tensor | None = None,
+    k: Tensor | None = None,
+    x: Tensor | None = None,
+    entering: Tensor | None = None,
 ) -> Tensor:
     if x is not None:
         return pe.embed(x, case.q_pos)
     q, k = content(case, q, k)
-    q, k = pe.rotate(q, k, case.grid)
-    return pe.logits(scaled_scores(q, k), q, k, case.grid).squeeze(0)
+    grid = featured(case.grid, pe, entering)
+    q, k = pe.rotate(q, k, grid)
+    return pe.logits(scaled_scores(q, k), q, k, grid).squeeze(0)
+
+
+def featured(grid: Grid, pe: Any, entering: Tensor | None) -> Grid:
+    """The grid with the features of the tokens at its positions; those outside of the text are taken for its ends."""
+    found = None if entering is None or not hasattr(pe, "features") else pe.features(entering.unsqueeze(0))
+    if found is None:
+        return grid
+    features = found.squeeze(0)
+    q, k = (features[index.clamp(0, len(features) - 1)] for index in (grid.q_index, grid.k_index))
+    return replace(grid, q_features=q, k_features=k)
 
 
 def content(case: Case, q: Tensor | None, k: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -47,9 +47,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cope": {"npos": 8},
     "learned": {"max_positions": 24},
     "fire": {"mlp_width": 6},
+    "inkling": {"rank": 3, "extent": 6},
 }
 WRAPPER_OPTIONS = {"dape-": {"hidden": 6}, "dape-v2-": {"hidden": 4}}
 """Small networks. Whatever is not named here has the catalogue's default."""
+SMALL_INSIDE = ("inkling",)
+"""Bases that keep their options under a wrapper."""
 WIDE = {"yarn": {"long": {"head_dim": 32, "train_length": 12}}}
 """YaRN's ramp needs this many channels to have a channel between its ends."""
 OUT_OF_RANGE = {
@@ -103,7 +106,7 @@ def _has(name: str, case: str) -> bool:
         case "heads":
             return find(parse(name).base).hook == "bias"
         case "far":
-            return entry.hook == "bias" or name == "sinusoidal"
+            return (entry.hook == "bias" and not entry.features) or name == "sinusoidal"
         case "clamp":
             return name in OUT_OF_RANGE
     return True
@@ -132,6 +135,7 @@ def _case(name: str, case_name: str, shape: Shape) -> tuple[Case, PositionalEnco
         x=_draw(drawn, len(rows), dims.model_dim) if embeds else None,
         q=q,
         k=k,
+        entering=_draw(drawn, shape.length, dims.model_dim) if find(name).features else None,
     )
     started = build_for(name, blank).state_dict()
     parameters = {n: _parameter(n, p, drawn, name, case_name) for n, p in started.items()}
@@ -143,7 +147,10 @@ def _case(name: str, case_name: str, shape: Shape) -> tuple[Case, PositionalEnco
 
 def options_for(name: str) -> dict[str, Any]:
     parsed = parse(name)
-    return WRAPPER_OPTIONS[parsed.wrapper] if parsed.wrapper else OPTIONS.get(parsed.base, {})
+    own = OPTIONS.get(parsed.base, {})
+    if not parsed.wrapper:
+        return own
+    return WRAPPER_OPTIONS[parsed.wrapper] | (own if parsed.base in SMALL_INSIDE else {})
 
 
 def _draw(drawn: torch.Generator, *size: int) -> Tensor:

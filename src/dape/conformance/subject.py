@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dape.conformance.case import Case
 from dape.conformance.loading import TheirError, told
-from dape.conformance.make import content
+from dape.conformance.make import content, featured
 from dape.conformance.parameters import Names, given_as_arguments, load_into
 from dape.errors import UsageError
 from dape.ops.attention.reference import scaled_scores
@@ -99,6 +99,8 @@ class Built:
             return "an encoding of the embeddings is compared by `embed`, and no other"
         if case.q is None and case.x is None and self.kind not in ("hooks", "bias"):
             return "positions alone; this kind takes none"
+        if case.entering is not None and self.kind != "hooks" and _entering_name(self.signature) is None:
+            return "what enters the layer; it takes no argument `x`"
         if not case.causal and not self._takes_causal():
             return "without mask; it takes no argument `causal`"
         return None
@@ -112,57 +114,61 @@ class Built:
             return hasattr(self.call, "logits")  # the grid says it
         return _causal_name(inspect.signature(called)) is not None
 
-    def output(self, q: Tensor | None, k: Tensor | None, x: Tensor | None) -> Tensor:
+    def output(self, q: Tensor | None, k: Tensor | None, x: Tensor | None, entering: Tensor | None) -> Tensor:
         """Logits ``[h, q, k]``, the weights of attention, or embeddings, as the case compares them."""
         with theirs(f"computing the case {self.case.name},"):
-            return getattr(self, f"_{self.kind}")(q, k, x)
+            return getattr(self, f"_{self.kind}")(q, k, x, entering)
 
     # One method per kind ---------------------------------------------------------------------------------------------
 
-    def _hooks(self, q: Tensor | None, k: Tensor | None, x: Tensor | None) -> Tensor:
+    def _hooks(self, q: Tensor | None, k: Tensor | None, x: Tensor | None, entering: Tensor | None) -> Tensor:
         case, pe = self.case, self.call
         if x is not None:
             return self._shaped(pe.embed(x, case.q_pos), tuple(x.shape))
         rows, keys = (t.to(self.subject.dtype) for t in content(case, q, k))
+        grid = featured(case.grid, pe, entering)
         if hasattr(pe, "rotate"):
-            rows, keys = pe.rotate(rows, keys, case.grid)
+            rows, keys = pe.rotate(rows, keys, grid)
         scores = scaled_scores(rows, keys)
         if hasattr(pe, "logits"):
-            return self._shaped(pe.logits(scores, rows, keys, case.grid), case.expected.shape)
+            return self._shaped(pe.logits(scores, rows, keys, grid), case.expected.shape)
         if not hasattr(pe, "bias"):
             return scores.squeeze(0)
         causal = _causal_name(inspect.signature(pe.bias))
         extra = {causal: case.causal} if causal else {}
         return scores.squeeze(0) + self._shaped(pe.bias(case.q_pos, case.k_pos, **extra), case.expected.shape)
 
-    def _bias(self, q: Tensor | None, k: Tensor | None, x: Tensor | None) -> Tensor:
+    def _bias(self, q: Tensor | None, k: Tensor | None, x: Tensor | None, entering: Tensor | None) -> Tensor:
         rows, keys = (t.to(self.subject.dtype) for t in content(self.case, q, k))
         bias = self._called(self.case.q_pos, self.case.k_pos)
         return scaled_scores(rows, keys).squeeze(0) + self._shaped(bias, self.case.expected.shape)
 
-    def _logits(self, q: Tensor | None, k: Tensor | None, x: Tensor | None) -> Tensor:
+    def _logits(self, q: Tensor | None, k: Tensor | None, x: Tensor | None, entering: Tensor | None) -> Tensor:
         assert q is not None and k is not None
-        return self._rows(self._called(q.unsqueeze(0), k.unsqueeze(0)))
+        return self._rows(self._called(q.unsqueeze(0), k.unsqueeze(0), entering=entering))
 
-    def _scores(self, q: Tensor | None, k: Tensor | None, x: Tensor | None) -> Tensor:
+    def _scores(self, q: Tensor | None, k: Tensor | None, x: Tensor | None, entering: Tensor | None) -> Tensor:
         assert q is not None and k is not None
-        return self._rows(self._called(scaled_scores(q.unsqueeze(0), k.unsqueeze(0))))
+        return self._rows(self._called(scaled_scores(q.unsqueeze(0), k.unsqueeze(0)), entering=entering))
 
-    def _attention(self, q: Tensor | None, k: Tensor | None, x: Tensor | None) -> Tensor:
+    def _attention(self, q: Tensor | None, k: Tensor | None, x: Tensor | None, entering: Tensor | None) -> Tensor:
         assert q is not None and k is not None
         heads, length = q.shape[:2]
         v = torch.eye(length, dtype=q.dtype).expand(1, heads, length, length)
-        return self._rows(self._called(q.unsqueeze(0), k.unsqueeze(0), v))
+        return self._rows(self._called(q.unsqueeze(0), k.unsqueeze(0), v, entering=entering))
 
-    def _embed(self, q: Tensor | None, k: Tensor | None, x: Tensor | None) -> Tensor:
+    def _embed(self, q: Tensor | None, k: Tensor | None, x: Tensor | None, entering: Tensor | None) -> Tensor:
         assert x is not None and self.signature is not None
         if _POSITIONS.fullmatch(next(iter(self.signature.parameters))):
             return x + self._shaped(self._called(self.case.q_pos), tuple(x.shape))
         return self._shaped(self._called(x, self.case.q_pos), tuple(x.shape))
 
-    def _called(self, *given: Tensor) -> Any:
-        causal = _causal_name(self.signature)
-        extra = {causal: self.case.causal} if causal else {}
+    def _called(self, *given: Tensor, entering: Tensor | None = None) -> Any:
+        causal, named = _causal_name(self.signature), _entering_name(self.signature)
+        extra: dict[str, Any] = {causal: self.case.causal} if causal else {}
+        if entering is not None and named:
+            batched = entering.unsqueeze(0)
+            extra[named] = batched.detach().numpy() if self.subject.numpy else batched
         if self.subject.numpy:
             return self.call(*(t.detach().numpy() for t in given), **extra)
         return self.call(*given, **extra)
@@ -234,6 +240,12 @@ def kind_of(instance: Any) -> Kind:
 
 def _causal_name(signature: inspect.Signature | None) -> str | None:
     return next((n for n in ("causal", "is_causal") if signature is not None and n in signature.parameters), None)
+
+
+def _entering_name(signature: inspect.Signature | None) -> str | None:
+    """Of what enters the layer, [1, t, m], for encodings that read features."""
+    names = [] if signature is None else list(signature.parameters)[1:]
+    return next((n for n in ("x", "hidden_states", "entering") if n in names), None)
 
 
 def _is_factory(target: Any) -> bool:

@@ -176,9 +176,10 @@ def _row_blocks(
 ) -> Iterator[Intermediates]:
     """The last queries, some at a time: memory stays linear in the number of keys."""
     q, k, _ = attention.project(x, queries)
-    step = max(1, CELLS_AT_ONCE // k.shape[2])
+    step, features = max(1, CELLS_AT_ONCE // k.shape[2]), pe.features(x)
     for first in range(0, q.shape[2], step):
-        yield intermediates(q, k, pe, rows=slice(first, first + step), causal=attention.causal)
+        rows = slice(first, first + step)
+        yield intermediates(q, k, pe, rows=rows, causal=attention.causal, features=features)
 
 
 def _visible_stages(seen: Intermediates, terms: Terms, name: str, heads: Sequence[int], keys: int | None) -> Stages:

@@ -7,6 +7,7 @@ so the nats are those of one process, whatever the encoding.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -87,6 +88,25 @@ class _Window:
         self.slices = self.positions.tensor_split(2 * self.world)
         self.own = torch.cat([self.slices[number] for number in (group.rank, 2 * self.world - 1 - group.rank)])
 
+    def features(self, x: Float[Tensor, "b r m"], pe: PositionalEncoding) -> Float[Tensor, "b t n"] | None:
+        """Of all tokens. One slice after the other, as each may go on from the one before it."""
+        kind = pe.features(x[:, :1])
+        if kind is None:
+            return None
+        whole = kind.new_empty(self.length, len(x), kind.shape[-1])
+        for number, positions in enumerate(self.slices):
+            if not len(positions):
+                continue
+            source, begin, end = min(number, 2 * self.world - 1 - number), int(positions[0]), int(positions[-1]) + 1
+            if source == self.group.rank:
+                past = whole[begin - 1] if begin else None
+                found = pe.features(x[:, (self.own >= begin) & (self.own < end)], past=past)
+                assert found is not None
+                whole[begin:end] = found.transpose(0, 1)
+            if self.world > 1:
+                self.group.send(whole[begin:end], source)
+        return whole.transpose(0, 1)
+
     def place(self, k: Float[Tensor, "b g r d"], v: Float[Tensor, "b g r d"]) -> Float[Tensor, "t b n g d"]:
         """Room for all tokens, those of this process in it. Tokens first: then what a process sends has its place."""
         whole = k.new_empty(self.length, len(k), 2, k.shape[1], k.shape[3])
@@ -108,21 +128,29 @@ def _read_block(
 ) -> Float[Tensor, "b s m"]:
     """As the block itself, on this process's rows; only the last of them ask."""
     first = x.shape[1] - last
-    q, whole = _projected(block, x, pe, window, first)
+    features = window.features(block.norm1(x), pe)
+    q, whole = _projected(block, x, pe, window, first, features)
     k, v = window.gather(whole)
-    y = _attend(q, k, v, pe, window.own[first:], window.positions)
+    y = _attend(q, k, v, pe, window.own[first:], window.positions, features)
     del q, k, v, whole  # the feed-forward needs their room
     x = x[:, first:] + block.attention.out(y.transpose(1, 2).flatten(2))
     return x + block.feed_forward(block.norm2(x))
 
 
 def _projected(
-    block: Block, x: Float[Tensor, "b r m"], pe: PositionalEncoding, window: _Window, first: int
+    block: Block,
+    x: Float[Tensor, "b r m"],
+    pe: PositionalEncoding,
+    window: _Window,
+    first: int,
+    features: Float[Tensor, "b t n"] | None,
 ) -> tuple[Tensor, Tensor]:
     """Queries, and keys and values in their places; nothing else is kept of the projection."""
     q, k, v = block.attention.project(block.norm1(x), None)
     if pe.rotates_once:  # so that nobody rotates all keys
-        q, k = pe.rotate(q, k, Grid.at(window.own, window.own, causal=True))
+        own = None if features is None else features[:, window.own]
+        grid = Grid.at(window.own, window.own, causal=True)
+        q, k = pe.rotate(q, k, replace(grid, q_features=own, k_features=own))
     return q[:, :, first:].clone(), window.place(k, v)
 
 
@@ -133,12 +161,22 @@ def _attend(
     pe: PositionalEncoding,
     rows: Int[Tensor, " r"],
     positions: Int[Tensor, " t"],
+    features: Float[Tensor, "b t n"] | None,
 ) -> Float[Tensor, "b h r e"]:
     """One run of consecutive rows after the other: for those the operator has tables over lags."""
     ends = (torch.nonzero(rows.diff() != 1).flatten() + 1).tolist()
     runs = zip(q.tensor_split(ends, dim=2), rows.tensor_split(ends), strict=True)
     found = [
-        attention(queries, k, v, pe, q_pos=at, k_pos=positions, rotated=pe.rotates_once)
+        attention(
+            queries,
+            k,
+            v,
+            pe,
+            q_pos=at,
+            k_pos=positions,
+            features=None if features is None else (features[:, at], features),
+            rotated=pe.rotates_once,
+        )
         for queries, at in runs
         if len(at)
     ]

@@ -67,8 +67,8 @@ def _of(pe: PositionalEncoding, tokens: torch.Tensor, length: int) -> np.ndarray
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
     alike = tokens.expand(-1, length, -1)
-    placed = split(pe.embed(alike, places))
-    found = intermediates(placed, placed, pe)
+    embedded = pe.embed(alike, places)
+    found = intermediates(split(embedded), split(embedded), pe, features=pe.features(embedded))
     change = (found.logits - scaled_scores(split(alike), split(alike))).mean(dim=0).double()
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
     return change.masked_fill(future, torch.nan).numpy()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dape.evaluation.perplexity import Measured, window_nll
 from dape.models.decoder import DecoderLM
-from dape.positional.base import PositionalEncoding
+from dape.positional.around import Around
 from dape.positional.dape import DapeWrapper
 from dape.positional.grid import Grid
 from dape.results.statistics import paired_t
@@ -32,18 +32,16 @@ Source = Callable[[Tensor, Grid], Tensor]
 """From the scores of a block of rows to those that f reads."""
 
 
-class Fed(PositionalEncoding):
+class Fed(Around):
     """A trained DAPE whose f reads other scores than attention does."""
 
     def __init__(self, dape: DapeWrapper, source: Source) -> None:
-        super().__init__(dape.dims)
+        super().__init__(dape.dims, dape)
         self.dape, self.source = dape, source
-        self.supports_bidirectional = dape.supports_bidirectional
 
-    def rotate(
-        self, q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
-    ) -> tuple[Float[Tensor, "*b h q d"], Float[Tensor, "*b g k d"]]:
-        return self.dape.rotate(q, k, grid)
+    @property
+    def rotates_once(self) -> bool:
+        return False
 
     def logits(
         self,

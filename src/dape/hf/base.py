@@ -28,6 +28,8 @@ from dape.positional.randomized import Randomized
 
 MEMORIES = "_dape_lags"
 """Where the library's cache keeps our tables, per layer."""
+KINDS = "_dape_features"
+"""Likewise of what the features of a layer are: the width of the keys they stand behind, their number and dtype."""
 LOADED = "_is_hf_initialized"
 """The library's mark on tensors and modules that hold their values already."""
 UNDRAWN = (
@@ -45,11 +47,29 @@ class LibraryStore:
         # A store lives for one call, the library's cache as long as the text.
         self.lags: LagMemory = vars(cache).setdefault(MEMORIES, {}).setdefault(layer, LagMemory())
 
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, k: Tensor, v: Tensor, features: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        width = k.shape[3]
+        if features is not None:
+            # As further channels of the keys, which the library reorders, repeats and cuts.
+            vars(self._cache).setdefault(KINDS, {})[self._layer] = width, features.shape[-1], features.dtype
+            k = torch.cat([k, _as_channels(features, k)], dim=-1)
         k_all, v_all = self._cache.update(k, v, self._layer)
         self.length += k.shape[2]
         # A static cache returns all of its room, the end of which is still empty.
-        return k_all[:, :, : self.length], v_all[:, :, : self.length]
+        return k_all[:, :, : self.length, :width], v_all[:, :, : self.length]
+
+    def features(self, last: int | None = None) -> Tensor:
+        layer: Any = self._cache.layers[self._layer]
+        width, numbers, dtype = vars(self._cache)[KINDS][self._layer]
+        kept = layer.keys[:, :, 0 if last is None else self.length - last : self.length, width:]
+        return kept.contiguous().view(dtype).transpose(1, 2).flatten(2)[..., :numbers]
+
+
+def _as_channels(features: Tensor, k: Tensor) -> Tensor:
+    """The same bits, read as numbers of the keys' kind and shared out among their heads."""
+    heads, numbers = k.shape[1], features.shape[-1]
+    filled = nn.functional.pad(features, (0, -numbers % heads))
+    return filled.unflatten(-1, (heads, -1)).transpose(1, 2).contiguous().view(k.dtype)
 
 
 class DapePreTrainedModel(PreTrainedModel):

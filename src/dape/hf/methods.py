@@ -24,7 +24,7 @@ def check_method(method: str) -> None:
             "slower one use rope='yarn', factor=... (`dape extend --rope yarn --factor ...`) under another adapter; "
             f"{_possible()}"
         )
-    if name.randomized or (entry.hook != "bias" and not name.wrapper):
+    if name.randomized or name.modifiers or (entry.hook != "bias" and not name.wrapper):
         raise ValueError(f"{method}: an adapter is an additive bias or DAPE; {_possible()}")
 
 
@@ -42,8 +42,10 @@ def _adds_alibi(host: "Host") -> bool:
 
 
 def _possible() -> str:
-    biases = [entry.name for entry in ENTRIES.values() if entry.hook == "bias"]
-    bases = [entry.name for entry in ENTRIES.values() if entry.dape and "rotate" not in entry.hook]
+    biases = [entry.name for entry in ENTRIES.values() if entry.hook == "bias" and not entry.features]
+    bases = [
+        entry.name for entry in ENTRIES.values() if entry.dape and "rotate" not in entry.hook and not entry.features
+    ]
     return f"possible: {', '.join(biases)}, and dape-X with X one of {', '.join(bases)}"
 
 
@@ -75,6 +77,11 @@ def new_encoding(adapter: "Adapter") -> PositionalEncoding:
         train_length=adapter.train_length,
         **options,
     )
+    if pe.needs_features:
+        raise ValueError(
+            f"{adapter.method}: reads what enters each attention layer, which an adapter inside another model does not "
+            f"see; {_possible()}"
+        )
     if adapter.zero_init and isinstance(pe, AdditiveBias):
         return Gated(pe.dims, pe)
     return pe

@@ -21,9 +21,13 @@ class Store(Protocol):
     def length(self) -> int: ...
 
     def append(
-        self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"]
+        self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"], features: Float[Tensor, "b t n"] | None = None
     ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"]]:
-        """Store new keys and values and return all so far."""
+        """Store keys, values and, for encodings that read any, features of new tokens; return all keys and values."""
+        ...
+
+    def features(self, last: int | None = None) -> Float[Tensor, "b k n"]:
+        """Of all tokens, or of the last ones; asked only where there are some."""
         ...
 
 
@@ -33,27 +37,34 @@ class LayerCache:
     def __init__(self) -> None:
         self._k: Tensor | None = None
         self._v: Tensor | None = None
+        self._features: Tensor | None = None
         self.length = 0
         self.lags = LagMemory()
 
     def append(
-        self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"]
+        self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"], features: Float[Tensor, "b t n"] | None = None
     ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"]]:
-        """Store new keys and values and return all so far. Room is doubled when it runs out: linear cost in total."""
+        """Store what is new, return all keys and values. Room is doubled when it runs out: linear cost in total."""
         end = self.length + k.shape[2]
-        if self._k is None or self._v is None or end > self._k.shape[2]:
-            self._k, self._v = (self._grown(old, new, end) for old, new in ((self._k, k), (self._v, v)))
-        self._k[:, :, self.length : end] = k
-        self._v[:, :, self.length : end] = v
+        self._k, self._v = self._with(self._k, k, end), self._with(self._v, v, end)
+        if features is not None:
+            self._features = self._with(self._features, features, end)
         self.length = end
         return self._k[:, :, :end], self._v[:, :, :end]
 
-    def _grown(self, old: Tensor | None, new: Tensor, needed: int) -> Tensor:
-        room = max(needed, 2 * self.length, 64)
-        grown = new.new_empty(*new.shape[:2], room, new.shape[3])
-        if old is not None:
-            grown[:, :, : self.length] = old[:, :, : self.length]
-        return grown
+    def features(self, last: int | None = None) -> Float[Tensor, "b k n"]:
+        assert self._features is not None
+        return self._features[:, 0 if last is None else self.length - last : self.length]
+
+    def _with(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
+        """Tokens stand in the last axis but one."""
+        if old is None or end > old.shape[-2]:
+            grown = new.new_empty(*new.shape[:-2], max(end, 2 * self.length, 64), new.shape[-1])
+            if old is not None:
+                grown[..., : self.length, :] = old[..., : self.length, :]
+            old = grown
+        old[..., self.length : end, :] = new
+        return old
 
 
 class Cache:

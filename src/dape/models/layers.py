@@ -1,6 +1,7 @@
 """The parts of a transformer block, shared by every model."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,19 +22,37 @@ def attend(
     v: Float[Tensor, "b g t d"],
     pe: PositionalEncoding,
     *,
+    x: Float[Tensor, "b t m"],
     cache: Store | None,
     places: Places | None = None,
     causal: bool = True,
     **more: Any,
 ) -> Float[Tensor, "b h q d"]:
     """Attention of new tokens to each other and to those of a cache, which then holds them too: their keys rotated, if
-    that need not be done again as the text grows."""
+    that need not be done again as the text grows. ``x`` is what q, k and v were projected from."""
+    features = _features(x, pe, cache, more.get("key_padding_mask"))
     if cache is None:
-        return attention(q, k, v, pe, causal=causal, **more)
+        return attention(q, k, v, pe, causal=causal, features=features, **more)
     if pe.rotates_once:
-        q, k = pe.rotate(q, k, _among_new(q, k, cache, places, causal))
-    k, v = cache.append(k, v)
-    return attention(q, k, v, pe, causal=causal, rotated=pe.rotates_once, memory=cache.lags, **more)
+        among = _among_new(q, k, cache, places, causal)
+        if features is not None:
+            among = replace(among, q_features=features[:, -q.shape[2] :], k_features=features)
+        q, k = pe.rotate(q, k, among)
+    if features is None:
+        k, v = cache.append(k, v)
+    else:
+        k, v = cache.append(k, v, features)
+        features = cache.features()
+    more = {"rotated": pe.rotates_once, "memory": cache.lags, "features": features, **more}
+    return attention(q, k, v, pe, causal=causal, **more)
+
+
+def _features(x: Tensor, pe: PositionalEncoding, cache: Store | None, mask: Tensor | None) -> Tensor | None:
+    """Of the new tokens."""
+    if not (isinstance(pe, PositionalEncoding) and pe.needs_features):  # what is none, attention refuses
+        return None
+    past = None if cache is None or not cache.length else cache.features(last=1)[:, 0]
+    return pe.features(x, past=past, padding=None if mask is None else mask[:, -x.shape[1] :])
 
 
 def _among_new(q: Tensor, k: Tensor, cache: Store, places: Places | None, causal: bool) -> Grid:
@@ -64,7 +83,7 @@ class SelfAttention(nn.Module):
         """With ``last``, the output of the last tokens only: the others serve as keys and values."""
         q, k, v = self.project(x, last)
         where = {} if places is None else places.for_attention(pe, q.shape[2])
-        y = attend(q, k, v, pe, cache=cache, places=places, causal=self.causal, **where)
+        y = attend(q, k, v, pe, x=x, cache=cache, places=places, causal=self.causal, **where)
         return self.out(y.transpose(1, 2).flatten(2))
 
     def project(self, x: Float[Tensor, "b t m"], last: int | None) -> tuple[Tensor, Tensor, Tensor]:

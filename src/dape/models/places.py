@@ -71,7 +71,7 @@ class Places:
 
 def reads_distances_only(pe: PositionalEncoding) -> bool:
     """Whether attention with this encoding stays the same when all positions are shifted."""
-    form = any_form(pe)
+    form = None if pe.absolute else any_form(pe)
     if not isinstance(form, ScoreForm):
         return pe.rotates_once and form is not None
     return pe.rotates_once and (form.source is None or form.source.at is not None)

@@ -16,6 +16,11 @@ def float64_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
 
 
+def exact_dtype(device: torch.device) -> torch.dtype:
+    """For sums along a text, which stay on their device."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
 def frequencies(width: int, base: float, device: torch.device) -> Float[Tensor, " c"]:
     """base^(-2c / width) for c = 0 ... width/2 - 1, in float64."""
     channel = torch.arange(0, width // 2, device=float64_device(device), dtype=torch.float64)

@@ -1,12 +1,15 @@
 """The interface every positional encoding implements.
 
-Position can enter a transformer in three places, so an encoding has three hooks, all identity by default:
+Position can enter a transformer in three places, so an encoding has three hooks, all identity by default, and a
+fourth for those that read content of their own:
 
 * ``embed(x, positions)``: add something to the token embeddings (sinusoidal, learned);
 * ``rotate(q, k, grid)``: turn queries and keys (rope, pi, yarn);
-* ``logits(scores, q, k, grid)``: change the scaled scores before mask and softmax (every bias, cope, dape, ...).
+* ``logits(scores, q, k, grid)``: change the scaled scores before mask and softmax (every bias, cope, dape, ...);
+* ``features(x)``: numbers of each token, made of what enters the attention layer (gates). They are cached beside the
+  keys, and ``rotate`` and ``logits`` find them in the grid.
 
-A model calls all three unconditionally and never asks for a name. :class:`PositionalEncoding` itself is NoPE.
+A model calls all of them unconditionally and never asks for a name. :class:`PositionalEncoding` itself is NoPE.
 What a hook may rely on: scores, q and k as documented below, a :class:`Grid` that says where everything stands, keys
 stored in the order of their positions. What it must keep to: look along a row only, remember nothing, be
 deterministic and depend on its arguments and registered parameters alone, since the memory-lean implementations call
@@ -22,7 +25,7 @@ from operator import index
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dape.modules import has_hooks, must_be_called
@@ -137,8 +140,8 @@ class ScoreForm:
     """
 
     source: BiasSource | None = None
-    separable: Separable | None = None
-    """Part of B, beside what comes from ``source``: both wherever B stands."""
+    separable: Separable | Callable[[Grid], Separable] | None = None
+    """Part of B, beside what comes from ``source``: both wherever B stands. A function if it is made of features."""
     adds_bias: bool = True
     mix: Mix | None = None
 
@@ -155,6 +158,9 @@ class PositionalEncoding(nn.Module, ABC):
     reads_hidden_columns: bool = False
     """A row's logits change with the number of keys beyond its last visible one, so blocks must keep all keys."""
 
+    absolute: bool = False
+    """``rotate`` is not undone by shifting all positions: it reads more than distances."""
+
     _precision: Tensor
 
     def __init__(self, dims: AttentionDims) -> None:
@@ -170,6 +176,24 @@ class PositionalEncoding(nn.Module, ABC):
 
     def embed(self, x: Float[Tensor, "*b t m"], positions: Int[Tensor, "*#b t"]) -> Float[Tensor, "*b t m"]:
         return x
+
+    def features(
+        self,
+        x: Float[Tensor, "b t m"],
+        *,
+        past: Float[Tensor, "b n"] | None = None,
+        padding: Bool[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b t n"] | None:
+        """Numbers of every token that ``rotate`` and ``logits`` read, or None; made of what enters the attention layer.
+
+        ``past`` are those of the token before the first one, if there is one: sums along the text go on from them.
+        ``padding`` is True at tokens that are none.
+        """
+        return None
+
+    @property
+    def needs_features(self) -> bool:
+        return type(self).features is not PositionalEncoding.features
 
     def rotate(
         self, q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
@@ -209,6 +233,10 @@ class PositionalEncoding(nn.Module, ABC):
         """Where there is no such form: another one that kernels know, or None."""
         return None
 
+    def sinks(self) -> Float[Tensor, " h"] | None:
+        """Logits of a column that every head has beside its keys, without value; None if there is none."""
+        return None
+
     def settle(self, grid: Grid) -> tuple["PositionalEncoding", Grid]:
         """Called once at the start of an attention call: the encoding and the grid to compute with."""
         return self, grid
@@ -232,7 +260,8 @@ class PositionalEncoding(nn.Module, ABC):
 
 
 class AdditiveBias(PositionalEncoding):
-    """Logits = scores + B, where B depends on positions but never on content. Implement ``bias_on``."""
+    """Logits = scores + B, where B depends on positions and perhaps features, but never on queries and keys. Implement
+    ``bias_on``."""
 
     @abstractmethod
     def bias_on(self, grid: Grid) -> Float[Tensor, "*b h q k"]:
@@ -242,6 +271,7 @@ class AdditiveBias(PositionalEncoding):
         self, q_pos: Int[Tensor, "*b q"], k_pos: Int[Tensor, "*b k"], *, causal: bool = True
     ) -> Float[Tensor, "*b h q k"]:
         """B for queries and keys at the given positions; hidden cells of a causal bias hold no meaning."""
+        require_features(self, given=False)
         return self.bias_on(Grid.at(q_pos, k_pos, causal=causal))
 
     def logits(
@@ -262,7 +292,9 @@ class AdditiveBias(PositionalEncoding):
         return BiasSource(module=self, on=type(self).bias_on)
 
     def score_form(self) -> ScoreForm | None:
-        return ScoreForm(source=self.source()) if type(self).logits is AdditiveBias.logits else None
+        """None for a B of features, which has whole rows unless it is separable and says so here."""
+        known = type(self).logits is AdditiveBias.logits and not self.needs_features
+        return ScoreForm(source=self.source()) if known else None
 
 
 class RelativeBias(AdditiveBias):
@@ -326,6 +358,24 @@ def require_encoding(module: object, what: str) -> PositionalEncoding:
             "the encoding's own parameters"
         )
     return module
+
+
+def require_features(pe: PositionalEncoding, *, given: bool) -> None:
+    """An encoding that reads features has to be given them, and no other can use any."""
+    if pe.needs_features and not given:
+        raise ValueError(
+            f"{_named(pe)} reads features of every token, and none were given. Pass features=pe.features(x) to "
+            "dape.attention, x being what enters the attention layer ([batch, tokens, model_dim]); dape.DecoderLM and "
+            "dape.nn.SelfAttention do so by themselves"
+        )
+    if given and not pe.needs_features:
+        raise ValueError(f"features were given, but {_named(pe)} reads none: leave them out")
+
+
+def _named(pe: PositionalEncoding) -> str:
+    """The innermost encoding, which the others are put around."""
+    base = pe._modules.get("base")
+    return _named(base) if isinstance(base, PositionalEncoding) else type(pe).__name__
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -7,9 +7,12 @@ from typing import Any
 from dape.positional.base import AttentionDims, PositionalEncoding, require_count
 from dape.positional.catalogue import find
 from dape.positional.dape import DEFAULT_HIDDEN, Dape, DapeV2, DapeWrapper
-from dape.positional.names import DAPE, DAPE_V2, parse
+from dape.positional.log_scale import LogScaled
+from dape.positional.names import DAPE, DAPE_V2, LOGN, SINK, parse
 from dape.positional.randomized import Randomized
+from dape.positional.sinks import Sinks
 
+_MODIFIERS = {SINK: Sinks, LOGN: LogScaled}
 _WRAPPERS: dict[str, type[DapeWrapper]] = {DAPE_V2: DapeV2, DAPE: Dape}
 
 
@@ -28,7 +31,7 @@ def build(
     Whether attention is causal is not a property of the encoding: pass ``causal`` to ``attention()`` or ``bias()``.
 
     Args:
-        name: from ``dape list`` or :func:`dape.encodings`, perhaps with ``randomized-`` in front.
+        name: from ``dape list`` or :func:`dape.encodings`, perhaps with ``randomized-``, ``sink-``, ``logn-`` in front.
         num_heads: query heads.
         head_dim: width of a head.
         train_length: longest sequence seen in training.
@@ -53,7 +56,8 @@ def build(
     find(name)
     parsed = parse(name)
     base_class, wrapper = find(parsed.base).load(), _WRAPPERS.get(parsed.wrapper)
-    parts = [part for part in (Randomized if parsed.randomized else None, wrapper, base_class) if part is not None]
+    around = [Randomized] * parsed.randomized + [_MODIFIERS[modifier] for modifier in parsed.modifiers]
+    parts = [*around, *([] if wrapper is None else [wrapper]), base_class]
     shares = _share_options(name, parts, options)
 
     if wrapper is None:
@@ -62,7 +66,9 @@ def build(
         hidden = require_count("hidden", shares[wrapper].get("hidden", DEFAULT_HIDDEN))
         inside = base_class.defaults_inside_dape(hidden)
         pe = wrapper(dims, base_class(dims, **{**inside, **shares[base_class]}), **shares[wrapper])
-    return Randomized(pe, **shares[Randomized]) if parsed.randomized else pe
+    for part in reversed(around):
+        pe = part(pe, **shares[part])
+    return pe
 
 
 def options_of(encoding: type[PositionalEncoding]) -> dict[str, inspect.Parameter]:

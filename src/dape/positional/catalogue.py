@@ -2,6 +2,7 @@
 
 To add an encoding: write ``positional/<name>.py`` and add its line to ``_LINES``. Outside of this package, call
 :func:`register`. Names compose: ``dape-<base>`` and ``dape-v2-<base>`` put DAPE on a base that allows it,
+``logn-<anything>`` lets scores grow with the logarithm of the length, ``sink-<anything>`` gives every head a sink,
 ``randomized-<anything>`` reads it through randomised positions.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dape.positional.names import DAPE, DAPE_V2, RANDOMIZED, parse
+from dape.positional.names import DAPE, DAPE_V2, MODIFIERS, RANDOMIZED, parse
 
 if TYPE_CHECKING:
     from dape.positional.base import PositionalEncoding
@@ -37,6 +38,8 @@ class Entry:
     """Has a form for attention without causal mask."""
     dape: bool = False
     """DAPE may be put on top of it."""
+    features: bool = False
+    """Reads numbers of each token beside queries and keys."""
 
     def load(self) -> "type[PositionalEncoding]":
         if not isinstance(self.target, str):
@@ -52,12 +55,20 @@ _LINES = [
     Entry("rope", "rope:Rope", "rotate", "q, k turned by p w_m", "nothing", "no, collapses by 2x", dape=True),
     Entry("pi", "rope:PositionInterpolation", "rotate", "rope at p / s", "nothing", "with tuning", dape=True),
     Entry("yarn", "yarn:Yarn", "rotate", "rope, slow w_m / s, sharpened", "nothing", "partly", dape=True),
+    Entry("ntk", "scaled_rope:Ntk", "rotate", "rope, base s^(d/(d-2))", "nothing", "partly", dape=True),
+    Entry("dynamic", "scaled_rope:DynamicNtk", "rotate", "rope, base (f s - f + 1)^(d/(d-2))", "nothing", "partly", dape=True),
+    Entry("llama3", "scaled_rope:Llama3", "rotate", "rope, slow w_m / f", "nothing", "with tuning", dape=True),
+    Entry("longrope", "scaled_rope:LongRope", "rotate", "rope, w_m / short_m or long_m", "nothing", "with tuning", dape=True),
+    Entry("partial", "rope:Partial", "rotate", "rope on a part of the channels", "nothing", "no", dape=True),
+    Entry("proportional", "scaled_rope:Proportional", "rotate", "rope, slow w_m = 0", "nothing", "weakly", dape=True),
     Entry("t5", "t5:T5", "bias", "A + E[bucket(i-j)]", "E (32, h), shared", "short range only", dape=True),
     Entry("alibi", "alibi:Alibi", "bias", "A - m_h |i-j|", "nothing", "yes, stays local", dape=True),
     Entry("kerple", "kerple:Kerple", "bias", "A - r1 log(1 + r2 |i-j|)", "r1, r2 (h)", "partly", dape=True),
     Entry("kerple-power", "kerple:KerplePower", "bias", "A - r1 |i-j|^r2", "r1, r2 (h)", "partly", dape=True),
     Entry("sandwich", "sandwich:Sandwich", "bias", "A + (sum_m cos((i-j) w_m) - w/2) h_max/8h", "nothing", "yes, mostly", dape=True),
     Entry("fire", "fire:Fire", "bias", "A + MLP(psi(i-j) / psi(max(L, i)))", "MLP 1-32-h, c, L", "depends on L", dape=True),
+    Entry("fox", "fox:Fox", "bias", "A + c_i - c_j, c = cumsum log sigmoid(w x + b)", "w (h, model), b (h)", "yes, forgets", bidirectional=False, dape=True, features=True),
+    Entry("inkling", "inkling:Inkling", "bias", "t_i (A + (W_r x_i P)[i-j]), near", "W_r (16h, model), P (16, extent)", "unknown", bidirectional=False, dape=True, features=True),
     Entry("transformer-xl", "transformer_xl:TransformerXL", "logits", "A + [u k + (q+v) W s(i-j)] / sqrt(d)", "u, v (h, d), W (hd, hd)", "fairly"),
     Entry("cope", "cope:Cope", "logits", "A + q E[sum of gates]", "E (d, 64)", "poorly", bidirectional=False),
 ]  # fmt: skip
@@ -66,7 +77,8 @@ ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _LINES}
 
 
 def encodings() -> Mapping[str, Entry]:
-    """Every name :func:`dape.build` accepts, except that any of them may also be prefixed with ``randomized-``.
+    """Every name :func:`dape.build` accepts, except that any of them may also be prefixed with ``randomized-``,
+    ``sink-`` and ``logn-``, in this order.
 
     Examples:
         >>> encodings()["alibi"].equation
@@ -107,13 +119,14 @@ def shared_by_layers(name: str) -> bool:
 
 
 def find(name: str) -> Entry:
-    """The entry of a name, which ``randomized-`` does not change, or an error that suggests the nearest one."""
-    known, parsed = encodings(), parse(name)
+    """The entry of a name, which ``randomized-`` and modifiers do not change, or an error that suggests the nearest."""
+    known, parsed, given = encodings(), parse(name), name
     name = parsed.inner
     if name in known:
         return known[name]
-    if name.startswith(RANDOMIZED):
-        raise ValueError(f"{RANDOMIZED!r} may stand in front of a name once: {name!r} is randomised already")
+    if name.startswith((RANDOMIZED, *MODIFIERS)):
+        once = ", ".join(map(repr, (RANDOMIZED, *MODIFIERS)))
+        raise ValueError(f"{once} may each stand in front of a name once, in this order; got {given!r}")
     if parsed.wrapper and parsed.base in ENTRIES:
         allowed = ", ".join(sorted(e.name for e in ENTRIES.values() if e.dape))
         raise ValueError(
@@ -125,7 +138,7 @@ def find(name: str) -> Entry:
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(
         f"unknown positional encoding {name!r}.{hint} Known: {', '.join(sorted(ENTRIES))}; "
-        f"also dape-X, dape-v2-X and randomized-X (see `dape list`)"
+        f"also dape-X, dape-v2-X, logn-X, sink-X and randomized-X (see `dape list`)"
     )
 
 
@@ -164,6 +177,7 @@ def register(
         raise ValueError(f"a name is letters, digits, '-', '_' and '.', so that it can be typed; got {name!r}")
     if name in encodings() and not replace_existing:
         raise ValueError(f"{name!r} is taken; choose another name or pass replace_existing=True")
-    if name.startswith((DAPE, RANDOMIZED, "v2-")):
-        raise ValueError(f"{name!r} starts with a reserved prefix ({DAPE}, v2-, {RANDOMIZED}): register the base alone")
+    reserved = (DAPE, "v2-", RANDOMIZED, *MODIFIERS)
+    if name.startswith(reserved):
+        raise ValueError(f"{name!r} starts with a reserved prefix ({', '.join(reserved)}): register the base alone")
     ENTRIES[name] = describe_class(name, encoding, equation=equation, extrapolates=extrapolates)

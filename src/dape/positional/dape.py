@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dape.modules import is_plain
+from dape.positional.around import Around
 from dape.positional.base import (
     LEAKY_SLOPE,
     AdditiveBias,
@@ -70,18 +71,16 @@ class HeadMixer(nn.Module):
         return accurate(self.first.weight), accurate(b1), accurate(self.second.weight), accurate(b2)
 
 
-class DapeWrapper(PositionalEncoding):
+class DapeWrapper(Around):
     """What DAPE and DAPE-v2 share: a base encoding whose rotation and bias are used, and whose hooks are kept."""
 
     def __init__(self, dims: AttentionDims, base: PositionalEncoding) -> None:
-        super().__init__(dims)
         if not (isinstance(base, PositionalEncoding) and base.allows_dape()):
             raise TypeError(
                 f"dape adapts an additive bias, rotary positions or nope; {type(base).__name__} is none of these. "
                 "`dape list dape-` shows the possible bases"
             )
-        self.base = base
-        self.supports_bidirectional = base.supports_bidirectional
+        super().__init__(dims, base)
 
     @property
     def has_bias(self) -> bool:
@@ -97,15 +96,6 @@ class DapeWrapper(PositionalEncoding):
         if not isinstance(self.base, AdditiveBias):
             raise TypeError(f"{type(self.base).__name__} has no additive bias; its DAPE is A + f(A)")
         return self.base.bias(q_pos, k_pos, causal=causal)
-
-    def rotate(
-        self, q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
-    ) -> tuple[Float[Tensor, "*b h q d"], Float[Tensor, "*b g k d"]]:
-        return self.base.rotate(q, k, grid)
-
-    @property
-    def rotates_once(self) -> bool:
-        return self.base.rotates_once
 
     @abstractmethod
     def mixed(self, scores: Float[Tensor, "*b h q k"], grid: Grid) -> Float[Tensor, "*b h q k"]:

@@ -1,9 +1,10 @@
 """Which positions one attention call covers, and how they are read.
 
 A :class:`Grid` is the query x key plane of a call: positions of the rows, positions of the columns, whether the
-future is hidden, which keys are padding, which tokens belong to which document, and (optionally) a randomised
-:class:`Draw` through which positions or lags are read. Every hook receives a grid and never a length, so the whole
-matrix, one block of rows, one decoding step and a left-padded batch are the same code in every encoding.
+future is hidden, which keys are padding, which tokens belong to which document, the tokens' features for encodings that
+read any, and (optionally) a randomised :class:`Draw` through which positions or lags are read. Every hook receives a
+grid and never a length, so the whole matrix, one block of rows, one decoding step and a left-padded batch are the same
+code in every encoding.
 
 *Order* (what is visible) always follows the true positions; only what an encoding *reads* goes through the draw.
 """
@@ -11,7 +12,7 @@ matrix, one block of rows, one decoding step and a left-padded batch are the sam
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dape.positional.positions import Draw, as_positions, hold_int64
@@ -35,6 +36,9 @@ class Grid:
     q_document: Int[Tensor, "*b q"] | None = None
     k_document: Int[Tensor, "*b k"] | None = None
     draw: Draw | None = None
+    q_features: Float[Tensor, "*b q n"] | None = None
+    """As :meth:`PositionalEncoding.features` made them, of the queries and of the keys."""
+    k_features: Float[Tensor, "*b k n"] | None = None
 
     def __post_init__(self) -> None:
         hold_int64(self, "q_index", "k_index", "q_document", "k_document")
@@ -167,6 +171,7 @@ class Grid:
             self,
             q_index=self.q_index[..., index],
             q_document=None if self.q_document is None else self.q_document[..., index],
+            q_features=None if self.q_features is None else self.q_features[..., index, :],
             offset=offset,
         )
 
@@ -179,8 +184,11 @@ class Grid:
     def items(self, start: int, stop: int) -> "Grid":
         """The grid of some batch items; what all items share stays shared."""
 
-        def of_batch(x: Tensor | None) -> Tensor | None:
-            return x if x is None or x.dim() == 1 else x[start:stop]
+        def of_batch(x: Tensor | None, shared: int = 1) -> Tensor | None:
+            return x if x is None or x.dim() == shared else x[start:stop]
+
+        def of_tokens(x: Tensor | None) -> Tensor | None:
+            return x if x is None or len(x) == 1 else of_batch(x, shared=2)
 
         return replace(
             self,
@@ -189,6 +197,8 @@ class Grid:
             key_padding_mask=of_batch(self.key_padding_mask),
             q_document=of_batch(self.q_document),
             k_document=of_batch(self.k_document),
+            q_features=of_tokens(self.q_features),
+            k_features=of_tokens(self.k_features),
         )
 
     def first_keys(self, count: int) -> "Grid":
@@ -199,6 +209,7 @@ class Grid:
             k_index=self.k_index[..., :count],
             key_padding_mask=None if padding is None else padding[..., :count],
             k_document=None if self.k_document is None else self.k_document[..., :count],
+            k_features=None if self.k_features is None else self.k_features[..., :count, :],
         )
 
     def read_through(self, draw: Draw | None) -> "Grid":

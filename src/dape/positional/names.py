@@ -1,10 +1,15 @@
-"""The parts of an encoding's name: ``randomized-dape-v2-kerple`` is Kerple under DAPE v2, through randomised positions.
+"""The parts of an encoding's name: ``randomized-dape-v2-kerple`` is Kerple under DAPE v2, through randomised positions,
+``logn-rope`` is rope with scores that grow with the logarithm of the length, ``sink-rope`` has a sink in every head.
+
+In front of a name stand, in this order, ``randomized-``, the modifiers, and DAPE.
 
 No torch here. Whether such an encoding exists is the catalogue's business."""
 
 from dataclasses import dataclass, replace
 
-DAPE, DAPE_V2, RANDOMIZED = "dape-", "dape-v2-", "randomized-"
+DAPE, DAPE_V2, RANDOMIZED, SINK, LOGN = "dape-", "dape-v2-", "randomized-", "sink-", "logn-"
+MODIFIERS = (SINK, LOGN)
+"""Each may stand in front of any name, in this order."""
 
 
 @dataclass(frozen=True)
@@ -13,13 +18,15 @@ class Name:
     wrapper: str = ""
     """DAPE, DAPE_V2 or nothing."""
     randomized: bool = False
+    modifiers: tuple[str, ...] = ()
+    """Of MODIFIERS."""
 
     def __str__(self) -> str:
-        return RANDOMIZED * self.randomized + self.inner
+        return RANDOMIZED * self.randomized + "".join(self.modifiers) + self.inner
 
     @property
     def inner(self) -> str:
-        """Without randomised positions."""
+        """Without randomised positions and modifiers: a name of the catalogue."""
         return self.wrapper + self.base
 
     @property
@@ -37,8 +44,13 @@ def parse(name: str) -> Name:
     """
     Examples:
         >>> parse("randomized-dape-v2-kerple")
-        Name(base='kerple', wrapper='dape-v2-', randomized=True)
+        Name(base='kerple', wrapper='dape-v2-', randomized=True, modifiers=())
     """
-    inner = name.removeprefix(RANDOMIZED)
+    inner, modifiers = name.removeprefix(RANDOMIZED), []
+    randomized = inner != name
+    for modifier in MODIFIERS:
+        if inner.startswith(modifier):
+            modifiers.append(modifier)
+            inner = inner.removeprefix(modifier)
     wrapper = next((prefix for prefix in (DAPE_V2, DAPE) if inner.startswith(prefix)), "")
-    return Name(inner.removeprefix(wrapper), wrapper, inner != name)
+    return Name(inner.removeprefix(wrapper), wrapper, randomized, tuple(modifiers))

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dape.positional.around import Around
 from dape.positional.base import AdditiveBias, PositionalEncoding, require_count
 from dape.positional.dape import DapeWrapper
 from dape.positional.grid import Grid
@@ -22,15 +23,13 @@ NEEDS_A_DRAW = (
 )
 
 
-class Randomized(PositionalEncoding):
+class Randomized(Around):
     """Any encoding, read at positions drawn at random from a larger pool (``dape.build("randomized-rope", ...)``)."""
 
     def __init__(
         self, base: PositionalEncoding, *, pool: int | None = None, both_sides: bool = False, draw: Draw | None = None
     ) -> None:
-        super().__init__(base.dims)
-        self.base = base
-        self.supports_bidirectional = base.supports_bidirectional
+        super().__init__(base.dims, base)
         self.pool = None if pool is None else require_count("pool", pool)
         self.both_sides = both_sides
         self.fixed_draw = draw
@@ -84,6 +83,11 @@ class Randomized(PositionalEncoding):
         if bias is None:
             raise TypeError("this DAPE is A + f(A): its base has no additive bias")
         return bias
+
+    @property
+    def rotates_once(self) -> bool:
+        """A position may be read otherwise in the next call."""
+        return False
 
     def rotate(
         self, q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid

@@ -2,7 +2,8 @@
 
 rope: the pair of channels m of q and k is turned by the angle p w_m,   w_m = base^(-2m/d),
 so that q_i . k_j depends on i - j. Pairs are (m, m + d/2) or, ``interleaved``, (2m, 2m + 1).
-pi: the same with p / s, where s = evaluated length / training length once that exceeds 1.
+partial: only the first ``fraction`` of the channels is turned, d being their number (GPT-NeoX); others have the option.
+pi: rope with p / s, where s = evaluated length / training length once that exceeds 1.
 """
 
 import torch
@@ -37,10 +38,16 @@ def _turn(positions: Int[Tensor, "*b t"], spectrum: Spectrum, dtype: torch.dtype
 
 
 class Rope(PositionalEncoding):
-    def __init__(self, dims: AttentionDims, *, base: float = 10000.0, interleaved: bool = False) -> None:
+    def __init__(
+        self, dims: AttentionDims, *, base: float = 10000.0, interleaved: bool = False, fraction: float = 1.0
+    ) -> None:
         super().__init__(dims)
-        if dims.head_dim % 2:
-            raise ValueError(f"rotary positions turn pairs of channels; head_dim must be even, got {dims.head_dim}")
+        if require_positive("fraction", fraction) > 1:
+            raise ValueError(f"fraction is how many of the channels are turned, at most 1 for all; got {fraction}")
+        self.width = int(dims.head_dim * fraction)
+        if self.width % 2 or not self.width:
+            of = "" if fraction == 1 else f", of which fraction={fraction:g} is {self.width} channels"
+            raise ValueError(f"rotary positions turn pairs of channels; head_dim must be even, got {dims.head_dim}{of}")
         self.base = require_positive("base", base)
         self.interleaved = interleaved
 
@@ -55,8 +62,13 @@ class Rope(PositionalEncoding):
         alike = q_spectrum is k_spectrum and grid.offset == 0 and grid.q_index.shape == grid.k_index.shape
         if not alike:
             q_turn = _turn(grid.q_pos, q_spectrum, dtype)
-        q, k = (rotate_pairs(x, turn, interleaved=self.interleaved) for x, turn in ((q, q_turn), (k, k_turn)))
-        return q, k
+        return self._turned(q, q_turn), self._turned(k, k_turn)
+
+    def _turned(self, x: Float[Tensor, "*b h t d"], turn: Turn) -> Float[Tensor, "*b h t d"]:
+        if self.width == x.shape[-1]:
+            return rotate_pairs(x, turn, interleaved=self.interleaved)
+        first, rest = x[..., : self.width], x[..., self.width :]
+        return torch.cat([rotate_pairs(first, turn, interleaved=self.interleaved), rest], dim=-1)
 
     @property
     def rotates_once(self) -> bool:
@@ -68,7 +80,14 @@ class Rope(PositionalEncoding):
         return spectrum, spectrum
 
     def frequencies(self, device: torch.device, dtype: torch.dtype) -> Float[Tensor, " c"]:
-        return frequencies(self.dims.head_dim, self.base, device).to(dtype)
+        return frequencies(self.width, self.base, device).to(dtype)
+
+
+class Partial(Rope):
+    def __init__(
+        self, dims: AttentionDims, *, base: float = 10000.0, interleaved: bool = False, fraction: float = 0.5
+    ) -> None:
+        super().__init__(dims, base=base, interleaved=interleaved, fraction=fraction)
 
 
 class PositionInterpolation(Rope):
@@ -76,9 +95,15 @@ class PositionInterpolation(Rope):
     rotated keys it must not change while the sequence grows: fix it."""
 
     def __init__(
-        self, dims: AttentionDims, *, base: float = 10000.0, interleaved: bool = False, scale: float | None = None
+        self,
+        dims: AttentionDims,
+        *,
+        base: float = 10000.0,
+        interleaved: bool = False,
+        fraction: float = 1.0,
+        scale: float | None = None,
     ) -> None:
-        super().__init__(dims, base=base, interleaved=interleaved)
+        super().__init__(dims, base=base, interleaved=interleaved, fraction=fraction)
         if scale is not None and require_positive("scale", scale) < 1:
             raise ValueError(f"scale is how many times longer inputs may be than in training: 1 or more, got {scale}")
         self.scale = scale

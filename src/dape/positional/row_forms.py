@@ -19,6 +19,8 @@ class RelativeProduct:
     v: Float[Tensor, "h d"]
     at: Callable[[Int[Tensor, " n"], Grid], Float[Tensor, "h n d"]]
     """``at(lags, grid)``: r of true lags, read as the grid reads them."""
+    second: Callable[[Grid], Float[Tensor, "b h q d"]] | None = None
+    """What meets r in place of ``q_i + v``, if it is made of features."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ are sharpened.
 With s the stretch (evaluated / training length), L the training length and dim(n) = d ln(L / (2 pi n)) / (2 ln base):
 lo = max(floor dim(beta_fast), 0), hi = min(ceil dim(beta_slow), d - 1), ramp_m = clip((m - lo) / (hi - lo), 0, 1),
 w'_m = w_m (1 - ramp_m) + (w_m / s) ramp_m,   q and k are multiplied by 0.1 ln s + 1.   At s = 1 this is rope.
+``attention_factor`` is a number in place of that factor; without ``truncate`` lo and hi are not rounded (gpt-oss).
 """
 
 import math
@@ -17,15 +18,16 @@ from dape.positional.rope import PositionInterpolation, Spectrum
 
 
 def yarn_ramp_bounds(
-    head_dim: int, train_length: int, base: float, beta_fast: float, beta_slow: float
-) -> tuple[int, int]:
+    head_dim: int, train_length: int, base: float, beta_fast: float, beta_slow: float, *, truncate: bool = True
+) -> tuple[float, float]:
     """The channel pairs between which interpolation is faded in."""
 
     def dim(rotations: float) -> float:
         return head_dim * math.log(train_length / (2 * math.pi * rotations)) / (2 * math.log(base))
 
-    low = max(math.floor(dim(beta_fast)), 0)
-    return low, max(min(math.ceil(dim(beta_slow)), head_dim - 1), low)
+    down, up = (math.floor, math.ceil) if truncate else (float, float)
+    low = max(down(dim(beta_fast)), 0)
+    return low, max(min(up(dim(beta_slow)), head_dim - 1), low)
 
 
 class Yarn(PositionInterpolation):
@@ -35,18 +37,26 @@ class Yarn(PositionInterpolation):
         *,
         base: float = 10000.0,
         interleaved: bool = False,
+        fraction: float = 1.0,
         scale: float | None = None,
         beta_fast: float = 32.0,
         beta_slow: float = 1.0,
+        attention_factor: float | None = None,
+        truncate: bool = True,
     ) -> None:
-        super().__init__(dims, base=base, interleaved=interleaved, scale=scale)
+        super().__init__(dims, base=base, interleaved=interleaved, fraction=fraction, scale=scale)
         for name, beta in (("beta_fast", beta_fast), ("beta_slow", beta_slow)):
             require_positive(name, beta)
-        self.low, self.high = yarn_ramp_bounds(dims.head_dim, dims.train_length, base, beta_fast, beta_slow)
+        if attention_factor is not None:
+            require_positive("attention_factor", attention_factor)
+        self.attention_factor = attention_factor
+        betas = (beta_fast, beta_slow)
+        self.low, self.high = yarn_ramp_bounds(self.width, dims.train_length, base, *betas, truncate=truncate)
 
     def stretched(self, s: Float[Tensor, "*b #t 1"]) -> Spectrum:
         plain = self.frequencies(s.device, s.dtype)
         width = self.high - self.low if self.high != self.low else 0.001
         pair = torch.arange(len(plain), device=s.device, dtype=s.dtype)
         ramp = ((pair - self.low) / width).clamp(0, 1)
-        return plain * (1 - ramp) + plain / s * ramp, 0.1 * s.log() + 1
+        amplitude = 0.1 * s.log() + 1 if self.attention_factor is None else self.attention_factor
+        return plain * (1 - ramp) + plain / s * ramp, amplitude

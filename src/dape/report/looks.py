@@ -54,9 +54,9 @@ class Look:
 def looks(methods: Iterable[str]) -> dict[str, Look]:
     """Solid is with DAPE, dashed without, in one colour if the base encoding is the same."""
     names = list(methods)
-    painted = _painted(dict.fromkeys(parse(method).base for method in names))
+    painted = _painted(dict.fromkeys(_family(method) for method in names))
     return {
-        method: Look(*painted[parse(method).base], stroke=_stroke(method), adapted=bool(parse(method).wrapper))
+        method: Look(*painted[_family(method)], stroke=_stroke(method), adapted=bool(parse(method).wrapper))
         for method in names
     }
 
@@ -73,6 +73,12 @@ def _painted(families: Iterable[str]) -> dict[str, tuple[str, str]]:
 def _paint(place: int) -> tuple[str, str]:
     again, colour = divmod(place, len(COLOURS))
     return COLOURS[colour], MARKERS[(colour + again) % len(MARKERS)]
+
+
+def _family(method: str) -> str:
+    """Without DAPE and randomised positions, which the stroke tells."""
+    name = parse(method)
+    return "".join(name.modifiers) + name.base
 
 
 def _stroke(method: str) -> Any:

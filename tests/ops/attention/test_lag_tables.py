@@ -10,7 +10,7 @@ from dape.ops.attention.lag_tables import lag_attention
 
 HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 3, 5
 NAMES = ("q", "k", "v", "static", "wa", "pre", "w2")
-NO_RAMPS = (None,) * 5  # table and rows, numbers of rows and keys, kinks
+NO_RAMPS = (None,) * 6  # table and rows, numbers of rows and keys, sinks, kinks
 
 
 def make_inputs(

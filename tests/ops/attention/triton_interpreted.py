@@ -275,7 +275,7 @@ def test_fake_kernels_tell_the_truth(mix):
         torch.randn(heads, 20),
         *((torch.randn(8, heads), torch.randn(8, 20), torch.randn(heads, 8)) if mix else [None] * 3),
     ]
-    call = (inputs.q, inputs.k, inputs.v, *tables, *[None] * 6, 3, True, "triton")  # no ramps, no padding
+    call = (inputs.q, inputs.k, inputs.v, *tables, *[None] * 7, 3, True, "triton")  # no ramps, sinks, padding
     torch.library.opcheck(torch.ops.dape.lag_attention.default, call, test_utils=("test_schema", "test_faketensor"))
     out, lse = torch.ops.dape.lag_attention(*call)
     backward = (torch.ones_like(out), out, lse, *call, True)

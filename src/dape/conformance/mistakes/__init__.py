@@ -3,12 +3,12 @@ family.
 
 A mistake that explains what an implementation gives, to rounding, is named in the verdict."""
 
-from dape.conformance.mistakes import adaptive, biases, embeddings, lags, rotary
+from dape.conformance.mistakes import adaptive, biases, embeddings, gates, lags, rotary
 from dape.conformance.mistakes.base import Mistake, Setting
 
 __all__ = ["MISTAKES", "Mistake", "Setting", "mistakes_of"]
 
-MISTAKES: list[Mistake] = [m for family in (lags, biases, rotary, adaptive, embeddings) for m in family.MISTAKES]
+MISTAKES: list[Mistake] = [m for family in (lags, biases, gates, rotary, adaptive, embeddings) for m in family.MISTAKES]
 
 
 def mistakes_of(name: str) -> list[Mistake]:

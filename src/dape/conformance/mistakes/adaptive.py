@@ -21,7 +21,7 @@ mistake = MISTAKES = Family()
 
 def _bias(s: Setting) -> Tensor | None:
     assert isinstance(s.pe, Dape | DapeV2)
-    bias = s.pe.base_bias(s.case.grid)
+    bias = s.pe.base_bias(s.grid)
     return None if bias is None else bias.expand_as(s.scores)
 
 

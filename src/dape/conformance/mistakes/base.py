@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dape.conformance.case import Case
-from dape.conformance.make import content, reference_output
+from dape.conformance.make import INPUTS, content, featured, reference_output
 from dape.ops.attention.reference import scaled_scores
 from dape.positional.base import AdditiveBias, AttentionDims, PositionalEncoding
 from dape.positional.catalogue import find
@@ -47,7 +47,14 @@ class Setting:
     @cached_property
     def turned(self) -> tuple[Tensor, Tensor]:
         """q and k with a batch axis, rotated as they should be."""
-        return self.pe.rotate(*self.raw, self.case.grid)
+        return self.pe.rotate(*self.raw, self.grid)
+
+    @cached_property
+    def grid(self) -> Grid:
+        return self.featured(self.case.grid)
+
+    def featured(self, grid: Grid) -> Grid:
+        return featured(grid, self.pe, self.case.entering)
 
     @cached_property
     def raw(self) -> tuple[Tensor, Tensor]:
@@ -63,7 +70,7 @@ class Setting:
 
     def bias(self, grid: Grid | None = None) -> Float[Tensor, "h q k"]:
         assert isinstance(self.base, AdditiveBias)
-        return self.base.bias_on(self.case.grid if grid is None else grid)
+        return self.base.bias_on(self.grid if grid is None else self.featured(grid))
 
     def bias_at(self, lag: Int[Tensor, "q k"]) -> Float[Tensor, "h q k"]:
         """The bias of the same rows with other lags."""
@@ -73,7 +80,7 @@ class Setting:
 
     def of_scores(self, scores: Tensor, pe: PositionalEncoding | None = None) -> Float[Tensor, "h q k"]:
         """The logits that the encoding makes of other scores."""
-        return (pe or self.pe).logits(scores, *self.turned, self.case.grid).squeeze(0)
+        return (pe or self.pe).logits(scores, *self.turned, self.grid).squeeze(0)
 
     def of_bias(self, bias: Tensor | BiasOn) -> Float[Tensor, "h q k"]:
         """The logits with another bias, DAPE on top included."""
@@ -83,18 +90,18 @@ class Setting:
 
     def of_turned(self, q: Tensor, k: Tensor) -> Float[Tensor, "h q k"]:
         """The logits of queries and keys that were rotated otherwise."""
-        return self.pe.logits(scaled_scores(q, k), q, k, self.case.grid).squeeze(0)
+        return self.pe.logits(scaled_scores(q, k), q, k, self.grid).squeeze(0)
 
     def of_positions(self, q_pos: Tensor, k_pos: Tensor) -> Float[Tensor, "..."]:
         """What comes out if positions are read otherwise while the mask stays."""
-        grid = Grid(q_index=q_pos, k_index=k_pos, causal=self.case.causal)
+        grid = self.featured(Grid(q_index=q_pos, k_index=k_pos, causal=self.case.causal))
         if self.case.x is not None:
             return self.pe.embed(self.case.x, q_pos)
         q, k = self.pe.rotate(*self.raw, grid)
         return self.pe.logits(scaled_scores(q, k), q, k, grid).squeeze(0)
 
     def right(self) -> Tensor:
-        return reference_output(self.pe, self.case, q=self.case.q, k=self.case.k, x=self.case.x)
+        return reference_output(self.pe, self.case, **{n: getattr(self.case, n) for n in INPUTS})
 
 
 def with_base(pe: PositionalEncoding, base: PositionalEncoding) -> PositionalEncoding:

@@ -95,5 +95,5 @@ def logits_transposed(s: Setting) -> Tensor | None:
     if case.q is None or case.k is None or len(case.q_pos) != len(case.k_pos):
         return None
     q, k = content(replace(case, q=case.k, k=case.q), case.k, case.q)
-    q, k = s.pe.rotate(q, k, case.grid)
-    return s.pe.logits(scaled_scores(q, k), q, k, case.grid).squeeze(0)
+    q, k = s.pe.rotate(q, k, s.grid)
+    return s.pe.logits(scaled_scores(q, k), q, k, s.grid).squeeze(0)

@@ -28,7 +28,8 @@ def _turned(
         factor = amplitude if amplitudes is None else amplitudes[n]
         angle = angles(directions[n] * positions, frequencies)
         turn = (factor * angle.cos(), factor * angle.sin())
-        out.append(rotate_pairs(x, turn, interleaved=s.base.interleaved if interleaved is None else interleaved))
+        pairs, width = s.base.interleaved if interleaved is None else interleaved, s.base.width
+        out.append(torch.cat([rotate_pairs(x[..., :width], turn, interleaved=pairs), x[..., width:]], dim=-1))
     return s.of_turned(out[0], out[1])
 
 

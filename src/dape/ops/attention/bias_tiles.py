@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dape.ops.attention.check import check_bias_shape
 from dape.ops.attention.engines.base import Call, OfRowsAndKeys, RowBlock
 from dape.ops.attention.engines.catalogue import ENGINES
+from dape.ops.attention.sinks import gradient_of_sinks, with_sinks
 from dape.ops.attention.tiles import LOG2_E, TermSums, TileTerms
 from dape.ops.attention.tiling import Tile
 from dape.positional.base import ScoreForm, accumulation_dtype
@@ -30,22 +31,25 @@ def bias_tile_attention(
     grid: Grid,
     *,
     separable: OfRowsAndKeys | None = None,
+    sinks: Float[Tensor, " h"] | None = None,
     engine: str = "blocked",
 ) -> Float[Tensor, "b h q e"]:
     """``engine``: a name from ``engines/catalogue.py``; ``separable``: what form.separable adds to static and pre."""
     mix = form.mix
     weights = (None,) * 5 if mix is None else (mix.wa, mix.wb, mix.b1, mix.w2, mix.b2)
     parameters = () if form.source is None else tuple(form.source.module.parameters())
-    return _apply(form, grid, engine, q, k, v, *(separable or (None, None)), *weights, *parameters).to(q.dtype)
+    tensors = (q, k, v, *(separable or (None, None)), sinks, *weights, *parameters)
+    return _apply(form, grid, engine, *tensors).to(q.dtype)
 
 
 class _BiasTiles(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, form: ScoreForm, grid: Grid, engine: str, *tensors):
-        q, k, v, of_rows, of_keys, wa, wb, b1, w2, b2, *parameters = tensors
+        q, k, v, of_rows, of_keys, sinks, wa, wb, b1, w2, b2, *parameters = tensors
         source, _ = _leaf_copy(form, parameters)
         terms = _BiasTerms(q.shape[1], accumulation_dtype(q.dtype), form, grid, wb, b1, b2, source, ())
         out, softmax = ENGINES[engine].forward(_call(grid, q, k, v, of_rows, of_keys, wa, w2), terms)
+        out, softmax = with_sinks(out, softmax, sinks)
         ctx.form, ctx.grid, ctx.engine = form, grid, engine
         ctx.save_for_backward(out, softmax, *tensors)
         return out
@@ -54,14 +58,15 @@ class _BiasTiles(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         out, softmax, *inputs = ctx.saved_tensors
-        q, k, v, of_rows, of_keys, wa, wb, b1, w2, b2, *parameters = inputs
+        q, k, v, of_rows, of_keys, sinks, wa, wb, b1, w2, b2, *parameters = inputs
         copy, leaves = _leaf_copy(ctx.form, parameters)
         dtype = accumulation_dtype(q.dtype)
         terms = _BiasTerms(q.shape[1], dtype, ctx.form, ctx.grid, wb, b1, b2, copy, leaves)
-        call = _call(ctx.grid, q, k, v, of_rows, of_keys, wa, w2)
+        call = _call(ctx.grid, q, k, v, of_rows, of_keys, wa, w2)._replace(sinks=sinks)
         found = ENGINES[ctx.engine].backward(call, terms, grad, out, softmax)
         own, separable = found.terms, found.separable or (None, None)
-        found = (*found[:3], *separable, found.wa, own.wb, own.b1, found.w2, own.b2, *own.parameters)
+        d_sinks = None if sinks is None else gradient_of_sinks(grad, out, softmax, sinks)
+        found = (*found[:3], *separable, d_sinks, found.wa, own.wb, own.b1, found.w2, own.b2, *own.parameters)
         grads = (None if x is None or g is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True))
         return (None, None, None, *grads)
 

@@ -1,16 +1,25 @@
 """Refuse calls that cannot mean anything, in words that say what to do."""
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from dape.ops.switch import WHY_OFF, kernels_mode
-from dape.positional.base import PositionalEncoding, Separable, accumulation_dtype, check_intact, require_encoding
+from dape.positional.base import (
+    PositionalEncoding,
+    Separable,
+    accumulation_dtype,
+    check_intact,
+    require_encoding,
+    require_features,
+)
 from dape.positional.grid import Grid
 from dape.positional.positions import as_positions, require_integers
+
+Features = Float[Tensor, "b k n"] | tuple[Float[Tensor, "b q n"], Float[Tensor, "b k n"]]
 
 
 @torch.compiler.assume_constant_result  # and traced no further
@@ -74,12 +83,6 @@ def check_no_tangents(*tensors: Tensor) -> None:
     """Forward-mode differentiation would silently find zero in our own operators."""
     if not torch.compiler.is_compiling() and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError("impl='blocked' has no forward-mode derivative; use impl='reference'")
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def check_outcome(out: Tensor, pe: PositionalEncoding) -> None:
@@ -162,6 +165,34 @@ def check_separable(separable: Separable, q: Tensor, k: Tensor) -> None:
                 f"{name} of a separable bias must be [batch, heads, {name}] = {list(expected)}, or [1, ...] for all "
                 f"items; got {list(x.shape)}"
             )
+
+
+def with_features(grid: Grid, features: Features | None, pe: PositionalEncoding, q: Tensor, k: Tensor) -> Grid:
+    """The grid, with the features of its queries and keys if the encoding reads any."""
+    require_features(pe, given=features is not None)
+    if features is None:
+        return grid
+    of_queries, of_keys = features if isinstance(features, tuple) else (None, features)
+    if of_queries is None:
+        if q.shape[2] > k.shape[2]:
+            raise ValueError(f"{q.shape[2]} queries but only {k.shape[2]} keys: give features as a pair of both")
+        _check_features("features", of_keys, k)
+        of_queries = of_keys[:, k.shape[2] - q.shape[2] :]
+    else:
+        _check_features("features of the queries", of_queries, q)
+        _check_features("features of the keys", of_keys, k)
+    return replace(grid, q_features=of_queries, k_features=of_keys)
+
+
+def _check_features(what: str, x: Tensor, like: Tensor) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{what} must be a floating tensor, as pe.features(x) gives; got {kind}")
+    batch, tokens = like.shape[0], like.shape[2]
+    if x.dim() != 3 or x.shape[0] not in (1, batch) or x.shape[1] != tokens:
+        raise ValueError(f"{what} must be [{batch}, {tokens}, numbers], as pe.features(x) gives; got {list(x.shape)}")
+    if x.device != like.device:
+        raise ValueError(f"{what} are on {x.device}, q and k on {like.device}")
 
 
 def _check_integers(name: str, values: Tensor, q: Tensor, length: int) -> None:

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dape.ops.attention.check import check_causal, check_tensors, make_grid, without_autocast
+from dape.modules import without_autocast
+from dape.ops.attention.check import Features, check_causal, check_tensors, make_grid, with_features
 from dape.ops.attention.reference import masked_softmax, scaled_scores
 from dape.positional.base import PositionalEncoding
 
@@ -40,6 +41,7 @@ def intermediates(
     key_padding_mask: Bool[Tensor, "b k"] | None = None,
     q_document: Int[Tensor, "*b q"] | None = None,
     k_document: Int[Tensor, "*b k"] | None = None,
+    features: Features | None = None,
 ) -> Intermediates:
     """Scores, bias, f, logits and weights of the given query rows (negative ones count from the end; default: all).
 
@@ -57,6 +59,7 @@ def intermediates(
         q_document=q_document,
         k_document=k_document,
     )
+    grid = with_features(grid, features, pe, q, k)
     index = _row_index(rows, q.shape[2], q.device)
     pe, grid = pe.settle(grid)
     check_causal(pe, causal)
@@ -67,7 +70,7 @@ def intermediates(
         logits = pe.logits(scores, q, k, grid)
         bias, f = pe.terms(scores, grid)
         visible = grid.visible()
-        weights = masked_softmax(logits, visible)
+        weights = masked_softmax(logits, visible, pe.sinks())
     return Intermediates(rows=index, scores=scores, bias=bias, f=f, logits=logits, weights=weights, visible=visible)
 
 

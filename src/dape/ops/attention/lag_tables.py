@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dape.ops.attention.engines.base import Call, LagTerms, OfRowsAndKeys, RampTerms, Tables
 from dape.ops.attention.engines.catalogue import ENGINES
+from dape.ops.attention.sinks import gradient_of_sinks, with_sinks
 from dape.positional.base import accumulation_dtype
 
 
@@ -27,6 +28,7 @@ def lag_attention(
     rows: Float[Tensor, "#b q"] | None = None,
     kinks: Float[Tensor, " w"] | None = None,
     separable: OfRowsAndKeys | None = None,
+    sinks: Float[Tensor, " h"] | None = None,
     key_padding_mask: Bool[Tensor, "b k"] | None,
     offset: int,
     causal: bool,
@@ -35,12 +37,14 @@ def lag_attention(
     """``A + static[lag] + w2 . leaky(wa . A + pre[lag])``; differentiable in every floating-point input.
 
     ``static`` and ``pre`` run from the largest lag, ``offset + queries - 1``, downwards; with ``table``, ``rows`` and
-    ``kinks`` they are slopes and levels (:class:`RampTerms`). ``separable`` is added to both. ``engine``: a
-    name from ``engines/catalogue.py``.
+    ``kinks`` they are slopes and levels (:class:`RampTerms`). ``separable`` is added to both; ``sinks.py``
+    tells of sinks. ``engine``: a name from ``engines/catalogue.py``.
     """
     # The operator keeps its output as computed: the backward pass takes a difference in which rounding would show.
     of = separable or (None, None)
-    out, _ = _forward(q, k, v, static, wa, pre, w2, table, rows, *of, kinks, key_padding_mask, offset, causal, engine)
+    out, _ = _forward(
+        q, k, v, static, wa, pre, w2, table, rows, *of, sinks, kinks, key_padding_mask, offset, causal, engine
+    )
     return out.to(q.dtype)
 
 
@@ -75,6 +79,7 @@ def _forward(
     rows: Tensor | None,
     of_rows: Tensor | None,
     of_keys: Tensor | None,
+    sinks: Tensor | None,
     kinks: Tensor | None,
     key_padding_mask: Tensor | None,
     offset: int,
@@ -82,11 +87,11 @@ def _forward(
     engine: str,
 ) -> tuple[Tensor, Tensor]:
     call = Call(q, k, v, wa, w2, key_padding_mask, offset if causal else None, _separable(of_rows, of_keys))
-    return ENGINES[engine].forward(call, _terms(static, pre, table, rows, kinks))
+    return with_sinks(*ENGINES[engine].forward(call, _terms(static, pre, table, rows, kinks)), sinks)
 
 
 @_forward.register_fake
-def _(q, k, v, static, wa, pre, w2, table, rows, of_rows, of_keys, kinks, mask, offset, causal, engine):
+def _(q, k, v, static, wa, pre, w2, table, rows, of_rows, of_keys, sinks, kinks, mask, offset, causal, engine):
     dtype = accumulation_dtype(q.dtype)
     batch, heads, queries, _ = q.shape
     softmax = q.new_empty(batch, heads, queries, 2, dtype=dtype)
@@ -111,6 +116,7 @@ def _backward(
     rows: Tensor | None,
     of_rows: Tensor | None,
     of_keys: Tensor | None,
+    sinks: Tensor | None,
     kinks: Tensor | None,
     key_padding_mask: Tensor | None,
     offset: int,
@@ -120,7 +126,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, static, wa, pre, w2, table, rows, of_rows and of_keys; an empty tensor stands for an absent
     input's, and for that of a static table nobody asks for (ALiBi's has nothing to learn)."""
-    call = Call(q, k, v, wa, w2, key_padding_mask, offset if causal else None, _separable(of_rows, of_keys))
+    offset_, separable = offset if causal else None, _separable(of_rows, of_keys)
+    call = Call(q, k, v, wa, w2, key_padding_mask, offset_, separable, sinks)
     terms = _terms(static, pre, table, rows, kinks, learns_static)
     found = ENGINES[engine].backward(call, terms, grad, out, softmax)
     wanted = (q, k, v, static if learns_static else None, wa, pre, w2, table, rows, of_rows, of_keys)
@@ -159,13 +166,15 @@ _STATIC = 3  # of the arguments
 
 
 def _autograd_backward(ctx, grad, _grad_softmax):
-    out, softmax, *tensors = ctx.saved_tensors
+    out, softmax, *tensors, sinks, kinks, mask = ctx.saved_tensors
     if grad is None:
-        return (None,) * (len(tensors) + 3)
-    asked = ctx.needs_input_grad[: len(tensors) - 2]  # kinks and the mask have no gradient
-    grads = _backward(grad, out, softmax, *tensors, ctx.offset, ctx.causal, ctx.engine, asked[_STATIC])
+        return (None,) * (len(tensors) + 6)
+    asked = ctx.needs_input_grad[: len(tensors)]
+    rest = (sinks, kinks, mask, ctx.offset, ctx.causal, ctx.engine, asked[_STATIC])
+    grads = _backward(grad, out, softmax, *tensors, *rest)
     present = [g if needed else None for g, needed in zip(grads, asked, strict=True)]
-    return (*present, None, None, None, None, None)
+    d_sinks = None if sinks is None else gradient_of_sinks(grad, out, softmax, sinks)
+    return (*present, d_sinks, None, None, None, None, None)  # kinks and the mask have no gradient
 
 
 _forward.register_autograd(_autograd_backward, setup_context=_setup_context)

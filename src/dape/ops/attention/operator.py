@@ -7,8 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from dape.modules import without_autocast
 from dape.ops.attention.bias_tiles import bias_tile_attention
 from dape.ops.attention.check import (
+    Features,
     check_bias_shape,
     check_causal,
     check_no_tangents,
@@ -16,7 +18,7 @@ from dape.ops.attention.check import (
     check_separable,
     check_tensors,
     make_grid,
-    without_autocast,
+    with_features,
 )
 from dape.ops.attention.engines.base import Engine, OfRowsAndKeys, Verdict
 from dape.ops.attention.engines.catalogue import ENGINES
@@ -25,7 +27,8 @@ from dape.ops.attention.memory import LagMemory, LagTables
 from dape.ops.attention.reference import nothing_to_see, reference_attention
 from dape.ops.attention.row_blocks import row_block_attention
 from dape.ops.attention.row_forms import KERNELS, RowKernel, row_form_attention
-from dape.positional.base import PositionalEncoding, Ramp, ScoreForm, any_form, share_heads
+from dape.positional.angles import exact_dtype
+from dape.positional.base import PositionalEncoding, Ramp, ScoreForm, Separable, any_form, share_heads
 from dape.positional.grid import Grid
 from dape.positional.row_forms import RowForm
 
@@ -64,6 +67,7 @@ def attention(
     key_padding_mask: Tensor | None = None,
     q_document: Tensor | None = None,
     k_document: Tensor | None = None,
+    features: Features | None = None,
     rotated: bool = False,
     memory: LagMemory | None = None,
     impl: Impl = "auto",
@@ -84,6 +88,7 @@ def attention(
     key_padding_mask: Tensor | None = None,
     q_document: Tensor | None = None,
     k_document: Tensor | None = None,
+    features: Features | None = None,
     rotated: bool = False,
     memory: LagMemory | None = None,
     impl: Impl = "auto",
@@ -103,6 +108,7 @@ def attention(
     key_padding_mask: Bool[Tensor, "b k"] | None = None,
     q_document: Int[Tensor, "*b q"] | None = None,
     k_document: Int[Tensor, "*b k"] | None = None,
+    features: Features | None = None,
     rotated: bool = False,
     memory: LagMemory | None = None,
     impl: Impl = "auto",
@@ -114,6 +120,9 @@ def attention(
     ``causal`` a key is visible if its position is not larger than the query's. ``key_padding_mask`` is True at padding.
     ``q_document``/``k_document`` number the documents of a packed batch, which then do not see each other; without
     them, positions that start anew would let later documents be seen. Rows that see nothing return zeros.
+
+    ``features`` are for encodings that read any (fox, inkling): ``pe.features(x)`` of all keys, x being what enters the
+    attention layer, the last of which are those of the queries; or a pair, of the queries and of the keys.
 
     ``rotated`` says that q and k have been through ``pe.rotate`` already, as keys of a cache may have been if
     ``pe.rotates_once``. ``memory``, kept beside such a cache, holds tables of the bias from one token to the next.
@@ -141,12 +150,13 @@ def attention(
         q_document=q_document,
         k_document=k_document,
     )
+    grid = with_features(grid, features, pe, q, k)
     pe, grid = pe.settle(grid)
     check_causal(pe, causal)
     # Autocast would move scores, f and softmax to half precision behind our back.
     with without_autocast(q.device):
         form = any_form(pe)
-        choice = choose(q, k, v, grid, form, impl)
+        choice = choose(q, k, v, grid, form, impl, sinks=pe.sinks() is not None)
         if choice.impl in ENGINES:
             check_no_tangents(q, k, v, *pe.parameters())
         q, k = (q, k) if rotated else pe.rotate(q, k, grid)
@@ -160,9 +170,19 @@ def _exporting() -> bool:
     return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
 
 
-def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowForm | None, impl: Impl) -> Choice:
+def choose(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grid: Grid,
+    form: ScoreForm | RowForm | None,
+    impl: Impl,
+    *,
+    sinks: bool = False,
+) -> Choice:
     """What ``attention`` will run for a call, and why."""
     plain = isinstance(form, ScoreForm) and form.plain and grid.offset is not None and grid.q_document is None
+    plain = plain and not sinks
     if impl == "reference":
         return Choice("reference", "whole matrix", "asked for")
     if impl == "auto" and not plain and _exporting():
@@ -170,15 +190,19 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowFor
     if impl == "sdpa" and not plain:
         raise ValueError(
             "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, "
-            "rope, pi, yarn) on consecutive positions; use impl='auto'"
+            "rotations), without sinks, on consecutive positions; use impl='auto'"
         )
+    if isinstance(form, RowForm) and sinks and impl in ("auto", "blocked"):
+        return _choose_rows(q, k, "kernels for this form know no sinks", small_matrix=impl == "auto")
     if isinstance(form, RowForm):
+        if sinks:
+            raise ValueError(f"impl={impl!r} is not possible: its kernels for this form know no sinks; use impl='auto'")
         return _choose_row_form(q, k, v, grid, form, impl)
     match impl:
         case "blocked":
             return _choose_blocked(grid, form)
         case "fused" | "triton":
-            return _choose_kernel(impl, q, k, v, grid, form)
+            return _choose_kernel(impl, q, k, v, grid, form, sinks=sinks)
         case "sdpa":
             return Choice("sdpa", "torch sdpa", "asked for")
     if plain:
@@ -187,7 +211,7 @@ def choose(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowFor
     if not isinstance(form, ScoreForm):
         return _choose_rows(q, k, "logits have no closed form")
     engine = _first_engine(q)
-    found = _judge(engine.name, q, k, v, grid, form)
+    found = _judge(engine.name, q, k, v, grid, form, sinks=sinks)
     short = form.mix is None and cells <= SHORT_CELLS and _is_short(q, k, grid)
     chosen = replace(_choose_blocked(grid, form, engine.name), impl=engine.name)
     if short and not (found.ok and chosen.kernel != "bias tiles"):
@@ -222,7 +246,9 @@ def _with_reason(choice: Choice, more: str) -> Choice:
     return replace(choice, reason=f"{choice.reason}; {more}")
 
 
-def _judge(engine: str, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm) -> Verdict:
+def _judge(engine: str, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, sinks: bool) -> Verdict:
+    if sinks and not ENGINES[engine].takes_sinks:
+        return Verdict(False, "its kernels know no sinks")
     tables = _choose_blocked(grid, form, engine).kernel in ("lag tables", "lag ramps")
     return ENGINES[engine].judge(q, k, v, grid, form, tables=tables)
 
@@ -232,14 +258,21 @@ def _is_short(q: Tensor, k: Tensor, grid: Grid) -> bool:
 
 
 def _choose_kernel(
-    impl: Literal["fused", "triton"], q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | None
+    impl: Literal["fused", "triton"],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grid: Grid,
+    form: ScoreForm | None,
+    *,
+    sinks: bool,
 ) -> Choice:
     if form is None:
         raise ValueError(
             f"impl={impl!r} needs logits in closed form, which this encoding does not have (or has lost, if a layer of "
             "it has hooks or was replaced, as by pruning or LoRA); use impl='auto'"
         )
-    found = _judge(impl, q, k, v, grid, form)
+    found = _judge(impl, q, k, v, grid, form, sinks=sinks)
     if not found.ok:
         raise ValueError(f"impl={impl!r} is not possible: {found.words}; use impl='auto'")
     choice = replace(_choose_blocked(grid, form, impl), impl=impl)
@@ -286,7 +319,8 @@ def _run(
             return _sdpa(q, k, v, grid)
         case "bias tiles":
             assert isinstance(form, ScoreForm)
-            return bias_tile_attention(q, k, v, form, grid, separable=_separable(q, k, form), engine=choice.impl)
+            separable, grid = _separable(q, k, form, grid), replace(grid, q_features=None, k_features=None)
+            return bias_tile_attention(q, k, v, form, grid, separable=separable, sinks=pe.sinks(), engine=choice.impl)
         case "lag tables" | "lag ramps":
             assert isinstance(form, ScoreForm)
             return _by_lag_tables(q, k, v, pe, form, grid, memory, engine=choice.impl)
@@ -312,10 +346,10 @@ def _by_lag_tables(
     ramp = None if form.source is None or form.source.at is not None else form.source.ramp
     # Of items that share their positions, or of each.
     rows = None if ramp is None else ramp.on_rows(grid).reshape(-1, queries)
-    separable = _separable(q, k, form)
+    separable = _separable(q, k, form, grid)
     if memory is not None and memory.serves(grid, queries, keys):
         kept, first = memory.tables(pe, keys, q.device, lambda lags: _lag_tables(form, grid, lags, heads))
-        if engine == "fused":
+        if engine == "fused" and pe.sinks() is None:
             return memory.prepared(form, heads).attend(q, k, v, grid.key_padding_mask, first, rows, separable)
         tables = kept.part(first, count)
     else:
@@ -333,6 +367,7 @@ def _by_lag_tables(
         rows=rows,
         kinks=tables.kinks,
         separable=separable,
+        sinks=pe.sinks(),
         key_padding_mask=grid.key_padding_mask,
         offset=grid.offset,
         causal=grid.causal,
@@ -340,15 +375,16 @@ def _by_lag_tables(
     )
 
 
-def _separable(q: Tensor, k: Tensor, form: ScoreForm) -> OfRowsAndKeys | None:
+def _separable(q: Tensor, k: Tensor, form: ScoreForm, grid: Grid) -> OfRowsAndKeys | None:
     """What queries and keys add to static and pre: the latter is linear in B, so wb (u_i + v_j) is again such a sum."""
     if form.separable is None:
         return None
-    check_separable(form.separable, q, k)
-    exact = torch.float32 if q.device.type == "mps" else torch.float64
+    given = form.separable if isinstance(form.separable, Separable) else form.separable(grid)
+    check_separable(given, q, k)
+    exact = exact_dtype(q.device)
 
     # What all keys have in common, the rows take: gradients of wb are sums of products with both, and would cancel.
-    rows, keys = (x.to(exact) for x in form.separable)
+    rows, keys = (x.to(exact) for x in given)
     common = keys.detach().mean(-1, keepdim=True)
 
     def of(x: Float[Tensor, "#b h n"]) -> Float[Tensor, "#b c n"]:

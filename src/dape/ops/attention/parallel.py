@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from dape.ops.attention.check import without_autocast
+from dape.modules import without_autocast
 
 CPU = torch.device("cpu")
 Job = TypeVar("Job")

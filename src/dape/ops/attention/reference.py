@@ -19,7 +19,7 @@ def reference_attention(
 ) -> Float[Tensor, "b h q e"]:
     """q and k are already rotated. Works in any floating dtype; half precision is computed in float32."""
     logits = pe.logits(scaled_scores(q, k), q, k, grid)
-    weights = masked_softmax(logits, grid.visible())
+    weights = masked_softmax(logits, grid.visible(), pe.sinks())
     return (weights @ share_heads(v, q.shape[1]).to(weights.dtype)).to(q.dtype)
 
 
@@ -30,14 +30,19 @@ def scaled_scores(q: Float[Tensor, "b h q d"], k: Float[Tensor, "b g k d"]) -> F
 
 
 def masked_softmax(
-    logits: Float[Tensor, "b h q k"], visible: Bool[Tensor, "*b #q k"] | None
+    logits: Float[Tensor, "b h q k"], visible: Bool[Tensor, "*b #q k"] | None, sinks: Float[Tensor, " h"] | None = None
 ) -> Float[Tensor, "b h q k"]:
-    """Softmax over visible keys; a row that sees none is all zeros, with zero gradients."""
-    if visible is None:
-        return logits.softmax(-1)
-    hidden = ~visible.unsqueeze(-3)
-    weights = logits.masked_fill(hidden, torch.finfo(logits.dtype).min).softmax(-1)
-    return weights.masked_fill(hidden, 0.0)
+    """Softmax over visible keys; a row that sees none is all zeros, with zero gradients. Sinks are a further key, whose
+    weight is dropped."""
+    hidden = None if visible is None else ~visible.unsqueeze(-3)
+    if hidden is not None:
+        logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min)
+    if sinks is None:
+        weights = logits.softmax(-1)
+    else:
+        column = sinks.to(logits.dtype).view(-1, 1, 1).expand(*logits.shape[:-1], 1)
+        weights = torch.cat([logits, column], dim=-1).softmax(-1)[..., :-1]
+    return weights if hidden is None else weights.masked_fill(hidden, 0.0)
 
 
 def nothing_to_see(q: Float[Tensor, "b h q d"], v: Float[Tensor, "b g k e"]) -> Float[Tensor, "b h q e"]:

@@ -4,6 +4,7 @@ Exact because a hook may only look along a row. The backward pass recomputes eac
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -41,6 +42,8 @@ def row_block_attention(
         attend = _with_weights_of_now(pe)
         # Every block adds to the gradients of k and v: a sum in half precision would soon be too coarse for its parts.
         k, v = (x.to(accumulation_dtype(x.dtype)) for x in (k, v))
+        if grid.k_features is not None:
+            grid = replace(grid, k_features=grid.k_features.to(accumulation_dtype(grid.k_features.dtype)))
     outputs = []
     for block in reversed(blocks):
         rows, keys = slice(block.i0, block.i1), block.keys

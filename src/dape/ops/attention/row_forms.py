@@ -65,7 +65,7 @@ def _decode(
     dtype, keys = q.dtype, k.shape[2]
     if isinstance(form, RelativeProduct):
         entries, first = memory.tables(pe, keys, q.device, lambda lags: entries_of(form.at(lags, grid)))
-        q, second = _two_queries(q, form)
+        q, second = _two_queries(q, form, grid)
         call = Call(q, k, v, None, None, grid.key_padding_mask, grid.offset)
         kernel = Relative(call, second, entries, first)
     else:
@@ -85,7 +85,7 @@ def _terms(q: Tensor, keys: int, form: RowForm, grid: Grid) -> tuple[Tensor, Row
         return q, CountTerms(q.to(dtype) @ form.table.to(dtype))
     lags = (offset + queries - 1) - torch.arange(queries + keys - 1, device=q.device)
     if isinstance(form, RelativeProduct):
-        first, second = _two_queries(q, form)
+        first, second = _two_queries(q, form, grid)
         # Of the future, which a causal row does not see, nothing is evaluated.
         seen = max(1, min(len(lags), offset + queries)) if grid.causal else len(lags)
         table = torch.nn.functional.pad(form.at(lags[:seen], grid).to(dtype), (0, 0, 0, len(lags) - seen))
@@ -95,8 +95,10 @@ def _terms(q: Tensor, keys: int, form: RowForm, grid: Grid) -> tuple[Tensor, Row
     return q, ConvolutionTerms(static, pre, _edges(form, bias, queries, keys), form.wa.to(dtype), form.w2.to(dtype))
 
 
-def _two_queries(q: Tensor, form: RelativeProduct) -> tuple[Tensor, Tensor]:
+def _two_queries(q: Tensor, form: RelativeProduct, grid: Grid) -> tuple[Tensor, Tensor]:
     q = q.to(accumulation_dtype(q.dtype))
+    if form.second is not None:
+        return q + form.u.to(q.dtype).unsqueeze(1), form.second(grid).to(q.dtype).expand_as(q)
     return q + form.u.to(q.dtype).unsqueeze(1), q + form.v.to(q.dtype).unsqueeze(1)
 
 

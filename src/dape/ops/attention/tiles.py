@@ -10,7 +10,7 @@ Logits are kept in base 2 (log2 e is folded into the last product), exp2 being c
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -294,16 +294,25 @@ class Outcome:
     top: list[Float[Tensor, "h i q 1"]]
     total: list[Float[Tensor, "h i q 1"]]
     """Per row the sum of its weights."""
+    expected: list[Float[Tensor, "h i q 1"]] | None = None
+    """Per row what the gradients of its logits add up to, if not to 0."""
 
 
 def run_backward(
-    call: Call, terms: Terms, grad: Tensor, out: Tensor, softmax: Tensor
+    call: Call,
+    terms: Terms,
+    grad: Tensor,
+    out: Tensor,
+    softmax: Tensor,
+    sink: Float[Tensor, "b h q"] | None = None,
 ) -> tuple[Float[Tensor, "b h q d"], Gradients]:
-    """The gradient of q, and everything else that has one."""
+    """The gradient of q, and everything else that has one. ``sink``: the part of the sums that no key has."""
     top, total = softmax.split(1, dim=-1)
     grad = grad.to(call.dtype) / total
     delta = (grad * out.to(call.dtype)).sum(-1, keepdim=True)
     outcome = Outcome(*(call.reversed_parts(x) for x in (grad, delta, top, total)))
+    if sink is not None:
+        outcome = replace(outcome, expected=call.reversed_parts(delta * sink.unsqueeze(-1)))
     dq = torch.empty(call.batch, call.heads, call.queries, call.width, dtype=call.dtype, device=call.device)
 
     def work(tiles: Sequence[Tile]) -> Gradients:
@@ -359,9 +368,12 @@ def _backward_strip(
     call.logits(scores, hidden, terms, strip, into=weights).sub_(call.rows_of(outcome.top, strip)).exp2_()
     on_cells(d_logits, strip).sub_(call.rows_of(outcome.delta, strip))
     d_logits.mul_(weights)
-    # A row's gradients add up to 0. What rounding leaves of that (1e-7, where the whole weight is on one key)
-    # would be multiplied by a bias that may be 1e7.
-    rest = on_cells(d_logits, strip).sum(-1, keepdim=True).div_(call.rows_of(outcome.total, strip))
+    # A row's gradients add up to 0 (with a sink, to what it loses). What rounding leaves of that (1e-7, where the whole
+    # weight is on one key) would be multiplied by a bias that may be 1e7.
+    rest = on_cells(d_logits, strip).sum(-1, keepdim=True)
+    if outcome.expected is not None:
+        rest.sub_(call.rows_of(outcome.expected, strip))
+    rest.div_(call.rows_of(outcome.total, strip))
     on_cells(d_logits, strip).addcmul_(on_cells(weights, strip), rest, value=-1)
     if call.mixer is None or sums.mixer is None or hidden is None:
         sums.terms.add_tile(strip, terms, on_cells(d_logits, strip), None)

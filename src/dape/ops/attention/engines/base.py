@@ -100,6 +100,8 @@ class Call(NamedTuple):
     causal_offset: int | None
     """Row i sees the first causal_offset + i + 1 keys; None: all of them, but for what the terms hide."""
     separable: OfRowsAndKeys | None = None
+    sinks: Float[Tensor, " h"] | None = None
+    """Which output and softmax of the backward pass have in them (``sinks.py``)."""
 
     @property
     def queries(self) -> int:
@@ -211,6 +213,9 @@ class Engine(Protocol):
     """Whether it knows :class:`RampTerms`; the same encodings can be evaluated on cells."""
     takes_separable: bool
     """Likewise of :class:`OfRowsAndKeys` beside tables; it gets them with terms on cells in any case."""
+
+    takes_sinks: bool
+    """Whether its backward pass is right for sums that sinks are in."""
 
     def serves(self, device: torch.device) -> bool:
         """Whether ``auto`` asks it there, before the next one of the list."""

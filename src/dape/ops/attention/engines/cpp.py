@@ -37,7 +37,7 @@ class Cpp(KernelEngine):
     heads_beside = gradient_heads_beside = True
     block_bytes = 24 << 20
     fewest_rows = 16
-    takes_ramps = takes_separable = True
+    takes_ramps = takes_separable = takes_sinks = True
 
     def serves(self, device: torch.device) -> bool:
         return True

@@ -23,6 +23,7 @@ from dape.ops.attention.engines.base import (
     Tables,
     Verdict,
 )
+from dape.ops.attention.sinks import under_largest
 from dape.ops.attention.tiles import LOG2_E, TermSums, TileTerms, join_parts
 from dape.ops.attention.tiles import Call as TileCall
 from dape.ops.attention.tiling import Tile
@@ -34,7 +35,7 @@ from dape.positional.row_forms import RowForm
 class Tiles:
     name = "blocked"
     heads_beside = gradient_heads_beside = False
-    takes_ramps = takes_separable = True
+    takes_ramps = takes_separable = takes_sinks = True
 
     def serves(self, device: torch.device) -> bool:
         return True
@@ -49,7 +50,8 @@ class Tiles:
         return tiles.run_forward(*_for_tiles(call, terms))
 
     def backward(self, call: Call, terms: Tables | CellTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found:
-        d_q, sums = tiles.run_backward(*_for_tiles(call, terms), grad, out, softmax)
+        sink = None if call.sinks is None else under_largest(call.sinks, softmax)
+        d_q, sums = tiles.run_backward(*_for_tiles(call, terms), grad, out, softmax, sink)
         d_wa, d_w2 = (None, None) if sums.mixer is None else (sums.mixer.wa, sums.mixer.w2)
         own, separable = sums.terms, None
         if isinstance(own, SeparableSums):

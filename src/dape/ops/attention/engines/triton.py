@@ -35,6 +35,7 @@ class Triton(KernelEngine):
     fewest_rows = 16  # of a tile
     gradients_by_item = True
     takes_ramps = True
+    takes_sinks = False
 
     def serves(self, device: torch.device) -> bool:
         return serves(device)

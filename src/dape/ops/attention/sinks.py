@@ -1,0 +1,41 @@
+"""Learned sinks: one more column per head, with a logit of its own and no value, that takes weight away from the keys.
+
+It changes what a row is divided by, and nothing else: the engines compute attention without it, their sums are
+completed here, and their backward pass is right for the completed ones, as what it subtracts (d_out . out) has no part
+of a column without value.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dape.ops.attention.tiles import LOG2_E
+
+
+def with_sinks(
+    out: Float[Tensor, "b h q e"], softmax: Float[Tensor, "b h q 2"], sinks: Float[Tensor, " h"] | None
+) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
+    """Output and softmax as an engine gives them (``engines/base.py``), the output in place."""
+    if sinks is None:
+        return out, softmax
+    (top, total), sink = softmax.unbind(-1), _in_base_2(sinks, softmax)
+    largest = torch.maximum(top, sink)
+    kept = total * (top - largest).exp2()
+    whole = kept + (sink - largest).exp2()
+    return out.mul_((kept / whole).unsqueeze(-1)), torch.stack([largest, whole], dim=-1)
+
+
+def gradient_of_sinks(
+    grad: Float[Tensor, "b h q e"], out: Tensor, softmax: Float[Tensor, "b h q 2"], sinks: Float[Tensor, " h"]
+) -> Float[Tensor, " h"]:
+    weight = under_largest(sinks, softmax) / softmax[..., 1]
+    return -(weight * (grad.to(out.dtype) * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
+
+
+def under_largest(sinks: Float[Tensor, " h"], softmax: Float[Tensor, "b h q 2"]) -> Float[Tensor, "b h q"]:
+    """Their part of the rows' sums."""
+    return (_in_base_2(sinks, softmax) - softmax[..., 0]).exp2()
+
+
+def _in_base_2(sinks: Float[Tensor, " h"], softmax: Tensor) -> Float[Tensor, "h 1"]:
+    return (sinks.to(softmax.dtype) * LOG2_E).unsqueeze(-1)
