@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -13,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 dape = importlib.import_module("dape")  # of the commit whose turn it is, not of this one
 
 
-def features_of(pe: torch.nn.Module, x: torch.Tensor) -> dict:
+def features_of(pe: Any, x: torch.Tensor) -> dict:
     """Older commits have none."""
     features = pe.features(x) if hasattr(pe, "features") else None
     return {} if features is None else {"features": features}

@@ -179,8 +179,8 @@ ALONE = Group()
 _GROUPS: dict[str, Any] = {}
 _MEETINGS = itertools.count()
 _KEPT: list[Any] = []
-"""Groups outlive a run. Whoever drops the last reference to one waits, holding Python's lock, for gloo's threads to end;
-one of them may still be waiting for that lock, to let go of the last tensors (seen under load: the run never ended)."""
+"""Groups outlive a run. Whoever drops the last reference to one waits for gloo's threads to end, with Python's lock in
+hand; one of them may be waiting for that lock, to let go of the last tensors (seen under load: the run never ended)."""
 
 
 def _cpu_group() -> Any:
