@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from dape.errors import UsageError
 from dape.machine import in_words
 from dape.models.config import DecoderConfig
+from dape.positional.catalogue import find
+from dape.positional.names import parse
 from dape.training.config import TrainConfig
 
 A800_PEAK = 312e12
@@ -165,10 +167,14 @@ def activation_bytes(model: DecoderConfig, *, batch: int, half: bool = False) ->
 
     A block keeps 17 numbers per token and channel: the inputs of two norms, of four linear layers (3 x 1 and 4), of
     attention (3) with its result, and of GELU (4). Attention itself is linear in memory and keeps next to nothing. With
-    mixed precision 13 of them take two bytes; the norms stay in float32, their results are kept in both.
+    mixed precision 13 of them take two bytes; the norms stay in float32, their results are kept in both. Turned queries
+    and keys are kept beside those that values share memory with, and of PyTorch's attention the result is kept twice.
     """
     tokens = batch * model.train_length
-    block = model.width * (13 * 2 + 4 * 4 + 2 * 2 if half else 17 * 4)
+    name = parse(model.encoding)
+    turned = 2 * (find(name.base).hook == "rotate")
+    twice = find(name.base).hook in ("rotate", "embed", "none") and not name.wrapper and not name.modifiers
+    block = model.width * (((13 + turned + twice) * 2 + 4 * 4 + 2 * 2) if half else (17 + turned + twice) * 4)
     kept = model.layers * 4 * model.width + block if model.checkpoint_activations else model.layers * block
     logits = model.vocabulary * (2 * 2 + 3 * 4 if half else 3 * 4)  # themselves, their log-softmax, their gradient
     return tokens * (kept + logits)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.thinned import few, thinned
 from torch import Tensor
@@ -209,7 +209,7 @@ def rows_at_a_kink(pe: PositionalEncoding, inputs: Inputs, **call) -> Tensor:
         found |= (
             ((other - dq).abs() > 2e-5 * max(1.0, dq.abs().max().item())).any(-1, keepdim=True).any(1, keepdim=True)
         )
-    assert found.double().mean() < 0.3  # else little would be compared
+    assume(found.double().mean() < 0.3)  # else little would be compared
     return found
 
 

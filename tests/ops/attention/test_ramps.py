@@ -50,9 +50,11 @@ def assert_near(inputs: list[Tensor], pe, engine: str, *, half: float = 0.0, **c
     exact = [x.detach().double().requires_grad_() for x in inputs]
     expected = results(exact, copy.deepcopy(pe).double(), impl="reference", **call)
     of_parameters = max(float(x.abs().max()) for name, x in expected.items() if name not in ("out", "q", "k", "v"))
+    rows = inputs[0].shape[0] * inputs[0].shape[2]
     for name, x in expected.items():
         largest = float(x.abs().max()) if name in ("out", "q", "k", "v") else of_parameters
-        allowed = ((1e-5 if name == "out" else 1e-4) + half) * max(largest, 0.25)  # some are exactly 0
+        # Some are exactly 0: those of a row's logits add up to that, but for a rounding or two of float32 in each row.
+        allowed = ((1e-5 if name == "out" else 1e-4) + half) * max(largest, 0.25, 1e-3 * rows)
         torch.testing.assert_close(actual[name].double(), x, rtol=0, atol=allowed, msg=lambda m, n=name: f"{n}: {m}")
 
 

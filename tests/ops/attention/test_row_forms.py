@@ -66,7 +66,8 @@ def with_options(name: str, heads: int, width: int, seed: int = 1, **options):
         pe = dape.build(name, num_heads=heads, head_dim=width, train_length=32, **options)
         with torch.no_grad():
             for parameter in pe.parameters():
-                parameter.add_(0.2 * torch.rand_like(parameter))
+                # Less in wide matrices: scores of many numbers of one sign would be larger than the tolerance assumes.
+                parameter.add_(0.2 * torch.rand_like(parameter) / max(1.0, parameter.shape[-1] / 16))
         return pe.to(dtype)
 
     return make
