@@ -12,8 +12,8 @@ from dape.cli import main
 from dape.errors import UsageError
 
 LINES = [
-    {"kernel": "forward", "for": [], "tables": True, "shared": 65_536, "registers": 200, "spilled": 0},
-    {"kernel": "keys", "for": ["FOR_K", "FOR_V"], "tables": False, "shared": 70_000, "registers": 255, "spilled": 12},
+    {"kernel": "forward", "for": [], "bias": "lag tables", "shared": 65_536, "registers": 200, "spilled": 0},
+    {"kernel": "keys", "for": ["FOR_K", "FOR_V"], "bias": "cells", "shared": 70_000, "registers": 255, "spilled": 12},
 ]
 
 
@@ -63,5 +63,5 @@ def test_wrong_arguments(monkeypatch, capsys):
     with pytest.raises(UsageError, match="--heads must be at least 1"):
         run(KernelsBench(heads=0))
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(UsageError, match=r"pip install 'dape\[triton\]'"):
+    with pytest.raises(UsageError, match=r"dape bench kernels needs Triton: pip install .*triton"):
         run(KernelsBench())

@@ -21,15 +21,15 @@ def test_weights_count_once_for_all_encodings():
     step = bytes_needed(SHAPE, (1, 2), 512, "step", **CASE)
     own = sum(encoding_parameters(replace(SHAPE, encoding="dape-kerple", layers=n)) for n in (1, 2))
     weights = dense_parameters(replace(SHAPE, layers=2)) + own
-    activations = 512 * (2 * 17 * 4 * 4096 + 3 * 4 * 50304)
+    activations = 512 * (2 * 18 * 4 * 4096 + 3 * 4 * 50304)
     assert step == 16 * weights + activations and 13e9 < step < 14e9
     assert bytes_needed(SHAPE, (1, 2), 512, "forward_backward", **CASE) == 8 * weights + activations
-    assert bytes_needed(SHAPE, (1, 2), 512, "forward", **CASE) == 4 * weights + 512 * (17 * 4 * 4096 + 12 * 50304)
+    assert bytes_needed(SHAPE, (1, 2), 512, "forward", **CASE) == 4 * weights + 512 * (18 * 4 * 4096 + 12 * 50304)
 
 
 def test_mixed_precision_needs_a_rounded_copy_of_the_weights():
     full, half = (bytes_needed(SHAPE, (1, 2), 512, "step", **{**CASE, "half": h}) for h in (False, True))
-    saved = 512 * (2 * (68 - 46) * 4096 - 4 * 50304)  # activations are smaller, logits larger
+    saved = 512 * (2 * (72 - 48) * 4096 - 4 * 50304)  # activations are smaller, logits larger
     assert half - full == 2 * dense_parameters(replace(SHAPE, layers=2)) - saved
 
 
