@@ -26,7 +26,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 VARIANTS = ["concat_residual", "concat", "add_residual", "bias_only", "bias_map"]
 IMPLS = ["auto", "reference", "blocked", "fused", "sdpa"]
-ROTATING = ("rope", "pi", "yarn")
+ROTATING = [entry.name for entry in ENTRIES.values() if entry.hook == "rotate"]
 DRAWN = 300
 """Positions of a randomised encoding's draw."""
 LAYOUTS = ["plain", "tokens first", "part of a larger one", "every second number", "one for all items"]
@@ -72,7 +72,9 @@ class Case:
 # Drawing -------------------------------------------------------------------------------------------------------------
 
 
-PLAIN, WRAPPED = sorted(ENTRIES), sorted(set(encodings()) - set(ENTRIES))
+# No bound has been derived yet for what reads features of tokens (fox, inkling): tests/positional compares those.
+PLAIN = sorted(name for name, entry in ENTRIES.items() if not entry.features)
+WRAPPED = sorted(name for name, entry in encodings().items() if name not in ENTRIES and not entry.features)
 NAMES = [*PLAIN, *PLAIN, *WRAPPED]
 """The wraps about as often as what they are put on."""
 
@@ -125,7 +127,7 @@ def cases(draw: st.DrawFn, impls: Sequence[str] = IMPLS, dtypes: Sequence[torch.
     base = parse(name).base
     (heads, kv_heads), sizes, width = draw(HEADS), draw(SIZES), draw(WIDTHS)
     if base in ROTATING or (base == "transformer-xl" and heads % 2):
-        width += width % 2
+        width += -width % (2 if base in ("rope", "pi", "yarn", "transformer-xl") else 4)
     if (none_of := draw(NONE_OF)) != "nothing":
         sizes[none_of] = 0
     positions = draw(one_of(*POSITIONS))

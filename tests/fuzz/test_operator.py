@@ -52,7 +52,7 @@ def rounded_units(patch: pytest.MonkeyPatch) -> None:
 def uncorrected_delta(patch: pytest.MonkeyPatch) -> None:
     """The backward pass has the output in bfloat16, as the caller has it, and rows are not made to add up to 0."""
     right = tiles.run_backward
-    patch.setattr(tiles, "run_backward", lambda c, t, grad, out, s: right(c, t, grad, out.bfloat16().float(), s))
+    patch.setattr(tiles, "run_backward", lambda c, t, grad, out, *s: right(c, t, grad, out.bfloat16().float(), *s))
     patch.setattr(torch.Tensor, "addcmul_", lambda self, *args, **options: self)
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.growing import stretch_grows
 from tests.thinned import thinned
 
 from dape.models.cache import Cache
@@ -17,8 +18,7 @@ SIZES = {
     "2.7b": (32, 2560, 32, 2.775e9),
     "6.7b": (32, 4096, 32, 6.856e9),
 }
-# The stretch of pi and yarn grows with the text, so what was computed earlier is not what a later pass computes.
-NAMES = [n for n in encodings() if not n.endswith(("-pi", "-yarn")) and n not in ("pi", "yarn")]
+NAMES = [n for n in encodings() if not stretch_grows(n)]
 NAMES += ["randomized-rope", "randomized-sinusoidal", "randomized-dape-kerple"]
 
 

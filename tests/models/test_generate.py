@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.growing import stretch_grows
 from tests.thinned import few
 
 from dape.models.cache import Cache
@@ -15,11 +16,6 @@ from dape.positional.rope import Rope
 
 VOCABULARY, TRAIN_LENGTH = 13, 8
 NAMES = [*encodings(), "randomized-rope", "randomized-sinusoidal", "randomized-dape-fire"]
-
-
-def stretches(name: str) -> bool:
-    """The stretch of these grows with the text unless it is fixed, so that earlier tokens would change later."""
-    return name.split("-")[-1] in ("pi", "yarn")
 
 
 def tiny(encoding: str = "dape-kerple", **settings) -> DecoderLM:
@@ -47,7 +43,7 @@ def prompt() -> torch.Tensor:
 
 @pytest.mark.parametrize("name", few(12, NAMES))
 def test_cached_equals_uncached_beyond_the_training_length(name, prompt):
-    options = {"encoding_options": {"scale": 4.0}} if stretches(name) else {}
+    options = {"encoding_options": {"scale": 4.0}} if stretch_grows(name) else {}
     model = tiny(name, **options)
     for sampling in (Sampling(temperature=0), Sampling(temperature=1.3, top_k=9, top_p=0.95)):
         cached, whole = (texts(model, prompt, 12, sampling=sampling, cached=c) for c in (True, False))

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from tests.growing import stretch_grows
 from tests.thinned import few
 from torch.utils.checkpoint import checkpoint
 
@@ -56,8 +57,7 @@ def test_a_padded_text_is_the_text_alone(name, rows):
             torch.testing.assert_close(found[index, rows[index]], model(text[None], encodings=drawn)[0])
 
 
-# The stretch of pi and yarn grows with the text, so what was computed earlier is not what a later pass computes.
-CACHED = [name for name in NAMES if name.split("-")[-1] not in ("pi", "yarn")]
+CACHED = [name for name in NAMES if not stretch_grows(name)]
 
 
 @pytest.mark.parametrize(

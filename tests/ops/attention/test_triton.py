@@ -90,8 +90,11 @@ def _combinations():
     return [usual, *(pytest.param(*each, marks=pytest.mark.slow) for each in more if each != usual)]
 
 
-def _spill_budget(dtype: str, heads: int, width: int) -> int:
-    """Bytes of a thread. float32 has no tensor cores here and holds operands in registers."""
+def _spill_budget(dtype: str, heads: int, width: int, kernel: str) -> int:
+    """Bytes of a thread. float32 has no tensor cores here and holds operands in registers; so do the sums over pieces of
+    ramps, whose products are the widest."""
+    if kernel == "terms of ramps":
+        return 20_000 if dtype == "fp32" else 5000
     if dtype == "fp32":
         return 2500 if heads <= 16 else 10_000  # a term per cell; tables: 2100
     return 700 if heads * width < 1024 else 2400
@@ -106,7 +109,7 @@ def test_compiled_ahead_of_time(target, dtype, heads, width, hidden):
     assert {row["kernel"] for row in found} >= {"forward", "queries", "keys", "terms"}
     for row in found:
         assert row["fits"], row
-        assert row["spilled"] <= _spill_budget(dtype, heads, width), row
+        assert row["spilled"] <= _spill_budget(dtype, heads, width, f"{row['kernel']} of {row['bias']}"), row
         assert row["registers"] > 32, row  # else the compiler gave up and keeps everything in memory
 
 

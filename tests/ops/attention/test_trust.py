@@ -65,7 +65,7 @@ def test_checked_once_for_a_class_and_used(checks):
         "float32, 2 heads of 4, f of 32, lag tables, causal",
         "float32, 2 heads of 4, lag tables, causal",
         "float32, 2 heads of 4, f of 32, lag tables",
-        "float32, 2 heads of 4, f of 32, bias tiles, causal",
+        "float32, 2 heads of 4, f of 32, ramps of 32 kinks, causal",
     ]
 
 
