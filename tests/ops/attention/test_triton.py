@@ -91,8 +91,8 @@ def _combinations():
 
 
 def _spill_budget(dtype: str, heads: int, width: int, kernel: str) -> int:
-    """Bytes of a thread. float32 has no tensor cores here and holds operands in registers; so do the sums over pieces of
-    ramps, whose products are the widest."""
+    """Bytes of a thread. float32 has no tensor cores here and holds operands in registers; likewise the sums over the
+    pieces of ramps, whose products are the widest."""
     if kernel == "terms of ramps":
         return 20_000 if dtype == "fp32" else 5000
     if dtype == "fp32":
