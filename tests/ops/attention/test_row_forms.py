@@ -67,7 +67,8 @@ def with_options(name: str, heads: int, width: int, seed: int = 1, **options):
         with torch.no_grad():
             for parameter in pe.parameters():
                 # Less in wide matrices: scores of many numbers of one sign would be larger than the tolerance assumes.
-                parameter.add_(0.2 * torch.rand_like(parameter) / max(1.0, parameter.shape[-1] / 16))
+                wide = parameter.shape[-1] if parameter.dim() else 1
+                parameter.add_(0.2 * torch.rand_like(parameter) / max(1.0, wide / 16))
         return pe.to(dtype)
 
     return make
