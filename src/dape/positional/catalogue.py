@@ -77,8 +77,11 @@ ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _LINES}
 
 
 def encodings() -> Mapping[str, Entry]:
-    """Every name :func:`dape.build` accepts, except that any of them may also be prefixed with ``randomized-``,
+    """The catalogue: every name :func:`dape.build` accepts. Any of them may also have the prefixes ``randomized-``,
     ``sink-`` and ``logn-``, in this order.
+
+    Returns:
+        An entry with equation, hook and sizes by name.
 
     Examples:
         >>> encodings()["alibi"].equation

@@ -22,6 +22,8 @@ RowIndex = slice | Int[Tensor, " r"]
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
+    """The queries and keys of one attention call: where they stand and what they may see."""
+
     q_index: Int[Tensor, "*b q"]
     """True position of every query row."""
     k_index: Int[Tensor, "*b k"]

@@ -60,6 +60,8 @@ def hold_int64(owner: Any, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
+    """Randomised positions and distances, drawn once by :func:`draw_positions`."""
+
     positions: Int[Tensor, " n"]
     """Sorted, distinct: what position 0, 1, 2, ... is read as."""
     past: Int[Tensor, " n"]
@@ -106,6 +108,9 @@ def draw_positions(
         pool: positions are drawn from 0 to ``pool - 1``, without repetition, and sorted.
         generator: by default torch's own for the CPU, as dropout uses it.
         both_sides: draw the distances to future keys separately from those to past keys.
+
+    Returns:
+        The draw, for :meth:`Randomized.with_draw`.
 
     Raises:
         ValueError: a negative length, or one that is greater than ``pool``.

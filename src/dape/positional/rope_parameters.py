@@ -32,6 +32,9 @@ def rotation_of(
         head_dim: width of a head.
         max_position_embeddings: of the configuration; the training length unless the parameters say the original one.
 
+    Returns:
+        The rotation: ``.rotate(q, k, grid)``.
+
     Raises:
         ValueError: a type or a number that is not known here: a rotation that is nearly right is wrong.
 

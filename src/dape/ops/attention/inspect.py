@@ -43,10 +43,28 @@ def intermediates(
     k_document: Int[Tensor, "*b k"] | None = None,
     features: Features | None = None,
 ) -> Intermediates:
-    """Scores, bias, f, logits and weights of the given query rows (negative ones count from the end; default: all).
+    """Scores, bias, f, logits and weights of chosen query rows.
 
     The same hooks as in :func:`dape.attention` run on the same positions, so ``weights @ v`` (with v repeated for
     grouped heads) is its output.
+
+    Args:
+        q, k, pe, causal, q_pos, k_pos, key_padding_mask, q_document, k_document, features: as in ``attention``.
+        rows: indices of query rows; negative ones count from the end. By default all.
+
+    Returns:
+        Every stage of these rows.
+
+    Raises:
+        ValueError, TypeError: as :func:`dape.attention`, and for rows that do not exist.
+
+    Examples:
+        >>> from dape import build
+        >>> pe = build("dape-alibi", num_heads=2, head_dim=4, train_length=8)
+        >>> q, k = (torch.randn(1, 2, 16, 4) for _ in range(2))
+        >>> last = intermediates(q, k, pe, rows=-1)
+        >>> torch.allclose(last.logits, last.scores + last.bias + last.f)
+        True
     """
     check_tensors(q, k, k, pe)
     grid = make_grid(

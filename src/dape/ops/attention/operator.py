@@ -116,26 +116,45 @@ def attention(
 ) -> Float[Tensor, "b h q e"] | tuple[Float[Tensor, "b h q e"], Choice]:
     """Attention with any positional encoding: ``softmax(mask(pe.logits(q k' / sqrt(d)))) v``.
 
-    Without positions, keys count from 0 and the queries are the last of them (so a KV cache works as it is). With
-    ``causal`` a key is visible if its position is not larger than the query's. ``key_padding_mask`` is True at padding.
-    ``q_document``/``k_document`` number the documents of a packed batch, which then do not see each other; without
-    them, positions that start anew would let later documents be seen. Rows that see nothing return zeros.
+    Half-precision inputs are computed in float32 and returned in their own dtype (rotated q and k are rounded to it on
+    the way). Rows that see no key return zeros.
 
-    ``features`` are for encodings that read any (fox, inkling): ``pe.features(x)`` of all keys, x being what enters the
-    attention layer, the last of which are those of the queries; or a pair, of the queries and of the keys.
+    Args:
+        q: queries.
+        k, v: keys and values. Their heads ``g`` may be fewer than those of q (grouped-query attention).
+        pe: the encoding, from :func:`dape.build` or of a class of your own.
+        causal: hide keys whose position is larger than the query's.
+        q_pos, k_pos: positions. By default keys count from 0 and the queries are the last of them, as with a KV cache.
+        key_padding_mask: True at keys that are padding.
+        q_document, k_document: numbers of the documents of a packed batch, which then do not see each other. Without
+            them, positions that start anew would let later documents be seen.
+        features: for encodings that read any (fox, inkling): ``pe.features(x)`` of all keys, where x is what enters the
+            attention layer and the queries are the last keys; or a pair, of the queries and of the keys.
+        rotated: q and k have been through ``pe.rotate`` already, as the keys of a cache may have been if
+            ``pe.rotates_once``.
+        memory: kept beside a cache, it holds tables of the bias from one token to the next.
+        impl: ``reference``: the definition, memory quadratic in the length. ``blocked``: exact, memory linear in the
+            length. ``fused``: the same in a C++ kernel (CPU, not float64), prebuilt or compiled on first use.
+            ``triton``: the same in Triton kernels (GPU, not float64). They were developed without a GPU and are
+            compared with the definition on yours before they are used
+            (``DAPE_KERNELS`` in ``ops/attention/README.md``). ``sdpa``: PyTorch's fused attention, where the logits are
+            plain scores. ``auto``: the best of these for the call.
+        explain: return the choice too.
 
-    ``rotated`` says that q and k have been through ``pe.rotate`` already, as keys of a cache may have been if
-    ``pe.rotates_once``. ``memory``, kept beside such a cache, holds tables of the bias from one token to the next.
+    Returns:
+        The output for every query; with ``explain``, a pair of it and the :class:`Choice` that was made.
 
-    ``g`` key/value heads may be fewer than ``h`` query heads (grouped-query attention). Half-precision inputs are
-    computed in float32 and returned in their own dtype (rotated q and k are rounded to it on the way).
+    Raises:
+        ValueError: shapes, positions or features that do not fit the encoding or each other, or an ``impl`` that cannot
+            compute the call exactly.
+        TypeError: positions that are no integers, or a ``pe`` that is no encoding.
 
-    ``impl``: ``reference`` (the definition, memory quadratic), ``blocked`` (exact, memory linear in the length),
-    ``fused`` (the same in a C++ kernel that is compiled on first use; CPU, not float64), ``triton`` (the same in Triton
-    kernels; GPU, not float64; developed by interpreting and compiling them, without a GPU, so that they are compared
-    with the definition on yours before they are used, see ``DAPE_KERNELS`` in ``ops/attention/README.md``),
-    ``sdpa`` (PyTorch's fused attention, where the logits are plain scores), or ``auto``. With ``explain=True`` the
-    :class:`Choice` that was made is returned too.
+    Examples:
+        >>> from dape import build
+        >>> pe = build("dape-alibi", num_heads=2, head_dim=4, train_length=8)
+        >>> q, k, v = (torch.randn(1, 2, 16, 4) for _ in range(3))
+        >>> attention(q, k, v, pe).shape
+        torch.Size([1, 2, 16, 4])
     """
     check_tensors(q, k, v, pe)
     if impl not in get_args(Impl):
