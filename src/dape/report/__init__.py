@@ -1,4 +1,4 @@
-"""Tables, figures and words made from result rows, at any time and without a model. No torch here.
+"""Tables, figures and sentences made from result rows, without a model and without torch.
 
-``tables`` and ``summary`` load nothing heavy; ``figures`` loads matplotlib and is imported by what draws.
+``tables`` and ``summary`` load nothing heavy. ``figures`` loads matplotlib: import it only where something is drawn.
 """

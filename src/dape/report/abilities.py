@@ -1,4 +1,4 @@
-"""Tables of the generated tests: a table per test, with what it isolates and how much was trained."""
+"""Results of the generated tests: a table per test, with the ability it isolates and the tokens trained on."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from dape.results.records import Row
 from dape.tasks.abilities.catalogue import ABILITIES
 
 LEARNED = 0.9
-"""Accuracy at the training length below which longer lengths say nothing about positions."""
+"""Accuracy at the training length below which other lengths say nothing about encodings."""
 
 
 def tests_markdown(rows: Sequence[Row]) -> str:
@@ -22,7 +22,7 @@ def tests_markdown(rows: Sequence[Row]) -> str:
 
 
 def not_learned(rows: Sequence[Row]) -> list[str]:
-    """A sentence for each run that does not solve its test even at the training length."""
+    """A sentence for each run that does not solve its test at the training length."""
     return [
         f"{row.run} has not learned the test: {100 * row.value:.0f}% at length {row.length}. What it does at greater "
         "lengths says nothing about its encoding; train with more steps"

@@ -1,11 +1,12 @@
-"""Bias maps as figures: the paper's triples, f against lag, and images over (query, key). From arrays, without a model.
+"""Bias maps as figures: the paper's triples (A, B, f), f against lag, and images over query and key.
 
-Loads matplotlib, so import this module where something is drawn.
+Loads matplotlib: import this module only where something is drawn.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from dape.report.drawing import CAPTION_LINE, caption_lines, our_style, save_fig
 from dape.report.looks import BLUE, COLOURS, DASH_DOTTED, DASHED, DOTTED, GREY, SOLID, VERMILION
 
 SAMPLES_DRAWN = 2
-"""As many as in the paper; the arrays hold them all."""
+"""Triples are drawn of this many samples, as in the paper."""
 POINTS = 256
-"""Of a line: more keys than that are averaged in groups, with the single ones pale behind."""
+"""Points of a line. More keys than that are averaged in groups, with the single keys drawn pale behind."""
 KIND_COLOURS = {"local": BLUE, "anti-local": VERMILION, "flat": GREY}
 HIDDEN = "#CFCFCF"
 FAINTEST = 1e-4
@@ -39,7 +40,7 @@ HEADING_LETTER, LEGEND_LINE = 0.084, 0.14
 
 
 def draw_maps(maps: BiasMaps, folder: Path, *, watch: Callable[[str], None] = lambda name: None) -> list[Path]:
-    """All figures, each as .png and .svg; ``watch`` hears their names. Returns what was written."""
+    """Write all figures as .png and .svg; ``watch`` is called with each name. Returns what was written."""
     written = []
     for name, draw in figures_of(maps).items():
         watch(name)
@@ -48,40 +49,39 @@ def draw_maps(maps: BiasMaps, folder: Path, *, watch: Callable[[str], None] = la
 
 
 def figures_of(maps: BiasMaps) -> dict[str, Callable[[], Figure]]:
-    """By name, and not drawn yet: one at a time is enough in memory."""
+    """Functions that draw the figures, by name: memory need hold one figure at a time only."""
     samples, terms = len(maps.facts["samples"]), maps.facts["terms"]
     found = {f"triples-sample{n + 1}": partial(triples_figure, maps, n) for n in range(min(SAMPLES_DRAWN, samples))}
     found |= {f"{stage}-by-lag": partial(lag_figure, maps, stage) for stage in ("f", "bias") if terms[stage]}
     if maps.images is not None:
         layers = enumerate(maps.facts["layers"])
-        found |= {f"images-layer{layer}": partial(image_figure, maps, place) for place, layer in layers}
+        found |= {f"images-layer{layer}": partial(image_figure, maps, index) for index, layer in layers}
     return found
 
 
 def stage_names(maps: BiasMaps) -> dict[str, str]:
-    """The stages that the encoding has, and what they are called."""
+    """The stages that the encoding has, with their titles."""
     terms = maps.facts["terms"]
-    names = {"scores": "content scores A", "bias": f"bias B ({base_name(maps)})", "f": terms["f"]}
+    names = {"scores": "content scores A", "bias": f"bias B ({parse(maps.facts['method']).base})", "f": terms["f"]}
     names |= {"logits": f"logits {terms['logits']}", "weights": "weights"}
-    absent = {stage for stage in ("bias", "f") if not terms[stage]}
-    return {stage: name for stage, name in names.items() if stage not in absent}
-
-
-def base_name(maps: BiasMaps) -> str:
-    return parse(maps.facts["method"]).base
+    return {stage: name for stage, name in names.items() if terms.get(stage, True)}
 
 
 def _empty_grid(
+    maps: BiasMaps,
     down: int,
     across: int,
     size: tuple[float, float],
     *,
     gaps: tuple[float, float],
-    heading: str,
+    title: str,
     caption: str,
     right: float = 0.2,
 ) -> tuple[Figure, np.ndarray]:
     """A figure of ``down`` x ``across`` panels of that size in inches, between a heading and a caption."""
+    facts = maps.facts
+    variant = f" ({facts['variant']})" if facts["variant"] else ""
+    heading = f"{facts['method']}{variant}, {facts['length']} tokens, trained at {facts['train_length']}: {title}"
     width = LEFT + max(across * size[0] + (across - 1) * gaps[0] + right, HEADING_LETTER * len(heading))
     lines = caption_lines(caption, width)
     below = 0.6 + CAPTION_LINE * len(lines)
@@ -96,12 +96,6 @@ def _empty_grid(
     return figure, panels
 
 
-def _title(maps: BiasMaps) -> str:
-    facts = maps.facts
-    variant = f" ({facts['variant']})" if facts["variant"] else ""
-    return f"{facts['method']}{variant}, {facts['length']} tokens, trained at {facts['train_length']}"
-
-
 # Triples: one query, all keys ----------------------------------------------------------------------------------------
 
 
@@ -112,15 +106,16 @@ def triples_figure(maps: BiasMaps, sample: int) -> Figure:
     with our_style():
         columns = math.ceil(LEGEND_LINE * (len(heads) + 1) / (len(layers) * (TRIPLE_HEIGHT + GAP_DOWN)))
         figure, panels = _empty_grid(
+            maps,
             len(layers),
             len(names),
             (TRIPLE_WIDTH, TRIPLE_HEIGHT),
             gaps=(GAP_ACROSS, GAP_DOWN),
-            heading=f"{_title(maps)}: last query of sample {sample + 1}",
+            title=f"last query of sample {sample + 1}",
             caption=_triples_caption(maps, sample),
             right=0.3 + 0.45 * columns,
         )
-        for (row, layer), (column, (stage, name)) in _pairs(layers, names.items()):
+        for (row, layer), (column, (stage, name)) in product(enumerate(layers), enumerate(names.items())):
             panel = panels[row, column]
             _draw_lines(panel, maps.rows[stage][sample, row], heads, maps.facts["train_length"])
             panel.set_title(name if row == 0 else "", fontsize=8.5, fontweight="normal", loc="center")
@@ -133,17 +128,11 @@ def triples_figure(maps: BiasMaps, sample: int) -> Figure:
     return figure
 
 
-def _pairs(rows: Sequence[Any], columns: Any) -> Iterator[tuple[tuple[int, Any], tuple[int, Any]]]:
-    for row in enumerate(rows):
-        for column in enumerate(columns):
-            yield row, column
-
-
 def _draw_lines(panel: Axes, values: np.ndarray, heads: Sequence[int], train_length: int) -> None:
-    """[head, key]: means of groups of keys, the single ones pale behind."""
+    """``values`` [head, key]: a line per head through means of groups of keys, the single keys pale behind."""
     keys = values.shape[-1]
     positions = np.arange(1, keys + 1)
-    groups = grouped(positions, math.ceil(keys / POINTS))
+    groups = np.array_split(np.arange(keys), math.ceil(keys / math.ceil(keys / POINTS)))
     for head, line in zip(heads, values, strict=True):
         look = head_look(head)
         if len(groups) < keys:
@@ -156,20 +145,15 @@ def _draw_lines(panel: Axes, values: np.ndarray, heads: Sequence[int], train_len
         panel.axvline(keys - train_length + 1, color="#888888", linewidth=0.9, linestyle=DOTTED, zorder=1)
 
 
-def grouped(values: np.ndarray, size: int) -> list[np.ndarray]:
-    """Indices of neighbours, ``size`` at a time."""
-    return np.array_split(np.arange(len(values)), math.ceil(len(values) / size))
-
-
 def means(values: np.ndarray, groups: Sequence[np.ndarray]) -> np.ndarray:
-    """Along the last axis."""
+    """The mean of each group of indices of the last axis."""
     return np.stack([np.asarray(values, np.float64)[..., group].mean(axis=-1) for group in groups], axis=-1)
 
 
 def head_look(head: int) -> dict[str, Any]:
-    """Nine colours, then the same with other strokes."""
-    again, colour = divmod(head - 1, len(COLOURS))
-    return {"color": COLOURS[colour], "linestyle": (SOLID, DASHED, DASH_DOTTED, DOTTED)[again % 4]}
+    """Nine colours, which repeat with other strokes."""
+    repeat, colour = divmod(head - 1, len(COLOURS))
+    return {"color": COLOURS[colour], "linestyle": (SOLID, DASHED, DASH_DOTTED, DOTTED)[repeat % 4]}
 
 
 def _name_heads(figure: Figure, beside: Axes, heads: Sequence[int], columns: int) -> None:
@@ -208,22 +192,22 @@ def _triples_caption(maps: BiasMaps, sample: int) -> str:
 
 
 def lag_figure(maps: BiasMaps, stage: str) -> Figure:
-    """Layers by heads: f (or B) of the last query against the lag; mean over samples, band of their deviation."""
+    """Layers by heads: f (or B) of the last query against the lag, mean and standard deviation over samples."""
     layers, heads = maps.facts["layers"], maps.facts["heads"]
     found = {(each["layer"], each["head"]): each for each in maps.facts["heads_summary"]}
     with our_style():
         figure, panels = _empty_grid(
+            maps,
             len(layers),
             len(heads),
             (SMALL_WIDTH, SMALL_HEIGHT),
             gaps=(0.12, 0.22),
-            heading=f"{_title(maps)}: {stage_names(maps)[stage]} by lag",
+            title=f"{stage_names(maps)[stage]} by lag",
             caption=_lag_caption(maps, stage),
         )
-        for (row, layer), (column, head) in _pairs(layers, heads):
-            _draw_by_lag(panels[row, column], maps, stage, (row, column), found[layer, head])
-        for (row, layer), (column, head) in _pairs(layers, heads):
+        for (row, layer), (column, head) in product(enumerate(layers), enumerate(heads)):
             panel = panels[row, column]
+            _draw_by_lag(panel, maps, stage, (row, column), found[layer, head])
             panel.sharey(panels[row, 0])
             panel.tick_params(labelleft=column == 0, labelbottom=row == len(layers) - 1, labelsize=6.5)
             panel.set_title(f"head {head}" if row == 0 else "", fontsize=7.5, fontweight="normal", pad=10)
@@ -269,13 +253,13 @@ def _draw_by_lag(panel: Axes, maps: BiasMaps, stage: str, place: tuple[int, int]
 
 
 def log_groups(lags: np.ndarray, per_doubling: int = 6) -> list[np.ndarray]:
-    """Neighbours that share a sixth of a doubling; ``lags`` rise from 1."""
+    """Indices of neighbouring lags, ``per_doubling`` groups between a lag and its double. ``lags`` rise from 1."""
     number = np.floor(np.log2(lags) * per_doubling).astype(int)
     return [np.flatnonzero(number == each) for each in np.unique(number)]
 
 
 def _set_heights(panels: np.ndarray) -> None:
-    """One scale per layer, wide enough for every line and band of it, and never empty."""
+    """One scale per layer that holds all its lines and bands, and is never of height 0."""
     for row in panels:
         bounds = [b for panel in row for b in panel.dataLim.intervaly if math.isfinite(b)]
         low, high = min([0.0, *bounds]), max([0.0, *bounds])
@@ -299,23 +283,24 @@ def _lag_caption(maps: BiasMaps, stage: str) -> str:
 # Images over (query, key) --------------------------------------------------------------------------------------------
 
 
-def image_figure(maps: BiasMaps, layer_place: int) -> Figure:
-    """Heads by stages of one layer, each an image over query and key."""
+def image_figure(maps: BiasMaps, layer_index: int) -> Figure:
+    """One layer, heads by stages: each panel an image over query and key."""
     assert maps.images is not None
     names, heads = stage_names(maps), maps.facts["heads"]
     with our_style():
         figure, panels = _empty_grid(
+            maps,
             len(heads),
             len(names),
             (IMAGE, IMAGE),
             gaps=(0.62, 0.22),
-            heading=f"{_title(maps)}: layer {maps.facts['layers'][layer_place]}",
+            title=f"layer {maps.facts['layers'][layer_index]}",
             caption=_image_caption(maps),
             right=0.65,
         )
-        for (row, head), (column, (stage, name)) in _pairs(heads, names.items()):
+        for (row, head), (column, (stage, name)) in product(enumerate(heads), enumerate(names.items())):
             panel = panels[row, column]
-            _draw_image(figure, panel, maps.images[stage][layer_place, row], maps.facts["image"], stage)
+            _draw_image(figure, panel, maps.images[stage][layer_index, row], maps.facts["image"], stage)
             panel.set_title("\n".join(_broken(name)) if row == 0 else "", fontsize=7.5, fontweight="normal")
             panel.tick_params(labelleft=column == 0, labelbottom=row == len(heads) - 1, labelsize=6.5, length=2)
             if column == 0:
@@ -351,7 +336,7 @@ def _draw_image(figure: Figure, panel: Axes, values: np.ndarray, image: dict[str
 
 
 def _signed_colours(values: np.ndarray) -> tuple[Colormap, Normalize]:
-    """Purple below 0, orange above, 0 in the middle; the most extreme hundredth of the cells is not told apart."""
+    """Purple below 0, orange above. The most extreme hundredth of the cells has the colour of the scale's ends."""
     seen = np.abs(values[np.isfinite(values)])
     reach = float(np.quantile(seen, 0.99)) if seen.size else 0.0
     return colormaps["PuOr_r"].with_extremes(bad=HIDDEN), Normalize(-(reach or 1.0), reach or 1.0)
@@ -367,5 +352,5 @@ def _image_caption(maps: BiasMaps) -> str:
     text = f"Sample {image['sample']}, positions {image['first']} to {image['last']} of {maps.facts['length']}. "
     text += "Orange above 0, purple below, scaled by the 99th percentile of each image; "
     text += "weights on a logarithmic scale. Grey: the future."
-    partial = image["first"] > 1
-    return text + (" Weights are of all keys, also those before the first one shown." if partial else "")
+    cropped = image["first"] > 1
+    return text + (" Weights are of all keys, also those before the first one shown." if cropped else "")

@@ -1,4 +1,4 @@
-"""What bias maps show, in words. Every sentence is computed from the numbers per head; no torch here."""
+"""What bias maps show, in sentences. Each is computed from the numbers of the heads. No torch here."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,6 +6,8 @@ from statistics import median
 from typing import Any
 
 from dape.evaluation.bias_measures import FLAT
+from dape.report.tables import markdown_lines
+from dape.results.numbers import count
 from dape.results.statistics import in_words
 
 KINDS = ("local", "anti-local", "flat")
@@ -28,13 +30,9 @@ def _what(facts: dict[str, Any]) -> str:
     variant = f" ({facts['variant']})" if facts["variant"] else ""
     return (
         f"{facts['method']}{variant}: logits = {facts['terms']['logits']}. Trained at {facts['train_length']} tokens "
-        f"for {facts['step']} steps; the last query of {_several(samples, 'window')} of {facts['length']} tokens, "
+        f"for {facts['step']} steps; the last query of {count(samples, 'window')} of {facts['length']} tokens, "
         f"{_numbers('layer', layers, facts['model_layers'])}, {_numbers('head', heads, facts['model_heads'])}."
     )
-
-
-def _several(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _numbers(noun: str, chosen: Sequence[int], available: int) -> str:
@@ -53,13 +51,13 @@ def _about_f(facts: dict[str, Any]) -> list[str]:
         ]
     counts = Counter(head["kind"] for head in heads)
     found = [
-        f"{name} is local (falls with the logarithm of the lag) in {counts['local']} of {_several(len(heads), 'head')},"
+        f"{name} is local (falls with the logarithm of the lag) in {counts['local']} of {count(len(heads), 'head')},"
         f" anti-local (rises) in {counts['anti-local']}, flat (changes by less than {FLAT:g} from lag 1 to {longest})"
         f" in {counts['flat']}."
     ]
-    divided = [head for head in heads if head["kind"] != "flat" and min(head["slopes"]) < 0 < max(head["slopes"])]
-    if divided:
-        found.append(f"In {len(divided)} of those that are not flat the sign of the slope differs between windows.")
+    mixed = [head for head in heads if head["kind"] != "flat" and min(head["slopes"]) < 0 < max(head["slopes"])]
+    if mixed:
+        found.append(f"In {len(mixed)} of those that are not flat the sign of the slope differs between windows.")
     return [*found, _about_text(name, heads)]
 
 
@@ -72,7 +70,7 @@ def _about_text(name: str, heads: Sequence[dict[str, Any]]) -> str:
     (low, least), (high, most) = (choose(shares, key=lambda pair: pair[0]) for choose in (min, max))
     middle = median(share for share, _ in shares)
     return (
-        f"Input dependence, the part of the variance of {name} that the text makes and not the lag: median "
+        f"Input dependence, the share of the variance of {name} due to the text rather than the lag: median "
         f"{_percent(middle)}, from {_percent(low)} ({_place(least)}) to {_percent(high)} ({_place(most)})."
     )
 
@@ -91,20 +89,20 @@ def _about_bias(facts: dict[str, Any]) -> list[str]:
     heads = facts["heads_summary"]
     counts = Counter(head["bias_kind"] for head in heads)
     kinds = ", ".join(f"{kind} in {counts[kind]}" for kind in KINDS if counts[kind])
-    text = f"The static bias B is {kinds} of {_several(len(heads), 'head')}"
+    text = f"The static bias B is {kinds} of {count(len(heads), 'head')}"
     shares = [head["bias_input_dependence"] for head in heads if head["bias_input_dependence"] is not None]
     if not shares:
         return [f"{text}."]
-    # Measured like f's, although it must be 0: what the number means shows where the answer is known.
+    # It is measured in the same way as that of f. It must be 0, so the number shows how exact the measure is.
     return [f"{text}; its input dependence is {_percent(max(shares))}."]
 
 
 def layer_table(facts: dict[str, Any]) -> str:
-    lines = ["| layer | local | anti-local | flat | median slope | median input dependence |", f"|{'---:|' * 6}"]
+    body = []
     for layer in facts["layers"]:
         heads = [head for head in facts["heads_summary"] if head["layer"] == layer]
         counts = Counter(head["kind"] for head in heads)
         shares = [head["input_dependence"] for head in heads if head["input_dependence"] is not None]
-        cells = [layer, *(counts[kind] for kind in KINDS), f"{median(head['slope'] for head in heads):+.3f}"]
-        lines.append(f"| {' | '.join(map(str, cells))} | {_percent(median(shares)) if shares else '-'} |")
-    return "\n".join(lines)
+        slope, share = f"{median(head['slope'] for head in heads):+.3f}", _percent(median(shares)) if shares else "-"
+        body.append([layer, *(counts[kind] for kind in KINDS), slope, share])
+    return markdown_lines(["layer", *KINDS, "median slope", "median input dependence"], body, words=0)

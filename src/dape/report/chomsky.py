@@ -1,4 +1,4 @@
-"""Tables and figures of the Chomsky-hierarchy benchmark: functions of cells. Loads rich or matplotlib when called."""
+"""Tables and figures of the Chomsky-hierarchy benchmark, functions of cells. Loads rich or matplotlib when called."""
 
 import math
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dape.evaluation.chomsky_scores import Cell
 from dape.experiments.grid import in_short
+from dape.report.tables import markdown_lines
 from dape.tasks.chomsky.catalogue import TASKS
 from dape.tasks.chomsky.config import PAPER_STEPS, WIDTHS, CheConfig
 
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-HEADERS = ("task", "method", "lr", "1-{train}", "mean", "std", "max", "paper", "chance")
+    from dape.report.looks import Look
 
 LEARNED = 0.2
-"""Part of the way from guessing to perfect."""
+"""A task counts as learned above this share of the way from guessing to perfect accuracy."""
 
 # In inches.
 CELL_WIDTH, CELL_HEIGHT = 0.52, 0.32
-LETTER = 0.05  # of a name at 45 degrees, across and up
+LETTER = 0.05  # width and height of a letter of a name written at 45 degrees
 PANEL_WIDTH, PANEL_HEIGHT, GAP, ACROSS = 2.4, 1.7, 0.4, 3
 
 
@@ -29,23 +30,14 @@ PANEL_WIDTH, PANEL_HEIGHT, GAP, ACROSS = 2.4, 1.7, 0.4, 3
 
 
 def cell_texts(cell: Cell) -> tuple[str, ...]:
-    std = "-" if cell.std is None else f"{100 * cell.std:.2f}"
-    paper = "-" if cell.paper is None else f"{100 * cell.paper:.2f}"
-    numbers = (cell.familiar, cell.mean)
-    return (
-        cell.task,
-        cell.method,
-        f"{cell.lr:g}",
-        *(f"{100 * value:.2f}" for value in numbers),
-        std,
-        f"{100 * cell.best:.2f}",
-        paper,
-        f"{100 * cell.chance:.0f}",
-    )
+    """Texts under ``headers``."""
+    numbers = (cell.familiar, cell.mean, cell.std, cell.best, cell.paper)
+    percents = ("-" if value is None else f"{100 * value:.2f}" for value in numbers)
+    return (cell.task, cell.method, f"{cell.lr:g}", *percents, f"{100 * cell.chance:.0f}")
 
 
 def headers(config: CheConfig) -> list[str]:
-    return [header.format(train=config.train_length) for header in HEADERS]
+    return ["task", "method", "lr", f"1-{config.train_length}", "mean", "std", "max", "paper", "chance"]
 
 
 def terminal_table(cells: Sequence[Cell], config: CheConfig) -> "Table":
@@ -54,8 +46,8 @@ def terminal_table(cells: Sequence[Cell], config: CheConfig) -> "Table":
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for place, header in enumerate(headers(config)):
-        table.add_column(header, justify="left" if place < 2 else "right", no_wrap=True)
+    for column, header in enumerate(headers(config)):
+        table.add_column(header, justify="left" if column < 2 else "right", no_wrap=True)
     best = best_of(cells)
     previous = None
     for cell in cells:
@@ -69,17 +61,15 @@ def terminal_table(cells: Sequence[Cell], config: CheConfig) -> "Table":
 
 
 def markdown(cells: Sequence[Cell], config: CheConfig, *, seeds: int, reduced: Sequence[str]) -> str:
-    names = headers(config)
-    lines = [f"| {' | '.join(names)} |", f"|{'---|' * 2}{'---:|' * (len(names) - 2)}"]
-    best = best_of(cells)
+    best, lines = best_of(cells), []
     for cell in cells:
         texts = list(cell_texts(cell))
         if cell.mean == best[cell.task]:
             texts[4] = f"**{texts[4]}**"
-        lines.append(f"| {' | '.join(texts)} |")
+        lines.append(texts)
     sentences = [*conditions(config, seeds=seeds, reduced=reduced), *not_learned(cells)]
     words = "\n".join(f"- {sentence}" for sentence in sentences)
-    return "\n".join(lines) + f"\n\n{words}\n"
+    return f"{markdown_lines(headers(config), lines, words=2)}\n\n{words}\n"
 
 
 def best_of(cells: Sequence[Cell]) -> dict[str, float]:
@@ -87,7 +77,7 @@ def best_of(cells: Sequence[Cell]) -> dict[str, float]:
 
 
 def conditions(config: CheConfig, *, seeds: int, reduced: Sequence[str]) -> list[str]:
-    """Under which the numbers were found, in sentences."""
+    """How models were trained and tested, in sentences."""
     trained, several = config.train_length, "s" if seeds > 1 else ""
     sentences = [
         f"Accuracy in percent. Trained for {config.steps} steps of {config.batch} examples of 1 to {trained} tokens; "
@@ -104,7 +94,7 @@ def conditions(config: CheConfig, *, seeds: int, reduced: Sequence[str]) -> list
 
 
 def not_learned(cells: Sequence[Cell]) -> list[str]:
-    """A sentence for each task that some method hardly solves even where it was trained."""
+    """A sentence for each task that some method hardly solves even at the lengths it was trained at."""
     poor: dict[str, list[str]] = {}
     for cell in cells:
         if cell.familiar - cell.chance < LEARNED * (1 - cell.chance):
@@ -116,21 +106,17 @@ def not_learned(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-PAPER = CheConfig()
-
-
 # Figures -------------------------------------------------------------------------------------------------------------
 
 
 def score_map(cells: Sequence[Cell], config: CheConfig, *, reduced: Sequence[str] = ()) -> "Figure":
     """Tasks by methods: mean accuracy beyond the training length, coloured from guessing to perfect."""
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    from dape.report.drawing import CAPTION_LINE, caption_lines, our_style, write_caption
+    from dape.report.drawing import CAPTION_LINE, caption_lines, draw_cell, our_style, write_caption
 
     tasks, methods = (list(dict.fromkeys(names)) for names in zip(*((c.task, c.method) for c in cells), strict=True))
-    slant = LETTER * max(map(len, methods))  # of the longest name, which stands above its cell and leans out of it
+    slant = LETTER * max(map(len, methods))  # of the longest name, which starts above its column and leans to the right
     left, right, above = 1.9, max(0.3, slant - CELL_WIDTH / 2), slant + 0.3
     width = max(left + right + CELL_WIDTH * len(methods), 5.0)
     lines = caption_lines(_map_caption(config, reduced), width)
@@ -141,13 +127,10 @@ def score_map(cells: Sequence[Cell], config: CheConfig, *, reduced: Sequence[str
         box = (CELL_WIDTH * len(methods) / width, CELL_HEIGHT * len(tasks) / height)
         panel = figure.add_axes((left / width, below / height, *box))
         _label_map(panel, tasks, methods)
-        colours = colormaps["cividis"]
         for cell in cells:
             x, y = methods.index(cell.method), tasks.index(cell.task)
             shade = max(0.0, (cell.mean - cell.chance) / (1 - cell.chance))
-            panel.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=colours(shade), linewidth=0)
-            ink = "white" if shade < 0.6 else "black"
-            panel.text(x, y, f"{100 * cell.mean:.1f}", ha="center", va="center", fontsize=7, color=ink)
+            draw_cell(panel, x, y, shade, f"{100 * cell.mean:.1f}", fontsize=7)
         write_caption(figure, lines)
     return figure
 
@@ -175,7 +158,7 @@ def length_figure(cells: Sequence[Cell], config: CheConfig, *, reduced: Sequence
     """One panel per task: accuracy against length, a line per method."""
     from matplotlib.figure import Figure
 
-    from dape.report.drawing import CAPTION_LINE, caption_lines, our_style, write_caption
+    from dape.report.drawing import CAPTION_LINE, caption_lines, legend, our_style, write_caption
     from dape.report.looks import looks
 
     tasks, methods = (list(dict.fromkeys(names)) for names in zip(*((c.task, c.method) for c in cells), strict=True))
@@ -187,35 +170,28 @@ def length_figure(cells: Sequence[Cell], config: CheConfig, *, reduced: Sequence
     height = below + down * (PANEL_HEIGHT + 0.65)
     with our_style():
         figure = Figure(figsize=(width, height))
-        for place, task in enumerate(tasks):
-            row, column = divmod(place, across)
+        for number, task in enumerate(tasks):
+            row, column = divmod(number, across)
             at = (0.5 + column * (PANEL_WIDTH + GAP), below + (down - 1 - row) * (PANEL_HEIGHT + 0.65) + 0.35)
             panel = figure.add_axes((at[0] / width, at[1] / height, PANEL_WIDTH / width, PANEL_HEIGHT / height))
             _draw_task(panel, task, [cell for cell in cells if cell.task == task], styles, config)
-            if place + across >= len(tasks):
+            if number + across >= len(tasks):
                 panel.set_xlabel("length")
-        handles = [figure.axes[0].plot([], [], label=method, **_stroke(styles[method]))[0] for method in methods]
-        figure.legend(handles=handles, loc="upper right", frameon=False, fontsize=7.5, bbox_to_anchor=(1, 0.97))
+        legend(figure, {method: styles[method].stroke_only() for method in methods})
         write_caption(figure, lines)
     return figure
 
 
-def _draw_task(panel: "Axes", task: str, cells: Sequence[Cell], styles: dict, config: CheConfig) -> None:
+def _draw_task(panel: "Axes", task: str, cells: Sequence[Cell], styles: "dict[str, Look]", config: CheConfig) -> None:
     panel.set_title(TASKS[task].title, loc="left", fontsize=8.5)
     panel.axhline(100 * TASKS[task].chance, color="#AAAAAA", linewidth=0.8, linestyle=(0, (1, 2)))
     panel.axvline(config.train_length, color="#888888", linewidth=0.9, linestyle=(0, (2, 2)))
     for cell in cells:
         lengths, values = zip(*cell.curve.items(), strict=True)
-        panel.plot(lengths, [100 * value for value in values], **_stroke(styles[cell.method]))
+        panel.plot(lengths, [100 * value for value in values], **styles[cell.method].stroke_only())
     lowest = min(value for cell in cells for value in (cell.chance, *cell.curve.values()))
     panel.set_ylim(100 * lowest - 5, 102)
     panel.set_xlim(0, max(config.lengths) * 1.02)
-
-
-def _stroke(look) -> dict:
-    """Without markers: there may be hundreds of lengths."""
-    line = look.line()
-    return {name: line[name] for name in ("color", "linestyle", "linewidth")}
 
 
 def _length_caption(config: CheConfig, reduced: Sequence[str]) -> str:

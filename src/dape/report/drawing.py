@@ -1,23 +1,26 @@
-"""What all figures share: style, caption, and files that are the same for the same rows.
+"""What all figures share: style, legend, shaded cells, caption, and files that are the same for the same rows.
 
-Loads matplotlib. There is no pyplot and hence no global state.
+Loads matplotlib, but not pyplot, and so has no global state.
 """
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from matplotlib import style
+from matplotlib import colormaps, style
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dape.files import replacing
 
 CAPTION_LINE = 0.122
-"""Height in inches."""
+"""Height of a caption's line in inches."""
 LETTERS_PER_INCH = 18.5
-"""Of a caption."""
+"""Letters in an inch of a caption."""
+SHADES = colormaps["cividis"]
+"""Colours of values from 0 to 1. Lightness alone tells the value: readable in print and with any colour deficiency."""
 
 STYLE = {
     "font.size": 8.5,
@@ -35,15 +38,15 @@ STYLE = {
 
 @contextmanager
 def our_style() -> Iterator[None]:
-    """Whatever the user's own settings of matplotlib are."""
+    """Draw in ``STYLE``, whatever the user's own settings of matplotlib are."""
     with style.context(["default", STYLE]):
         yield
 
 
 def save_figure(figure: Figure, path: Path) -> list[Path]:
-    """Write ``path`` as .png (150 dots per inch) or .svg, without ending as both; the same bytes for the same figure.
+    """Write ``path`` as .png (150 dots per inch) or .svg; a path without ending as both. Returns what was written.
 
-    Each file is written all or not at all. Returns what was written.
+    The same figure gives the same bytes. A file is written completely or not at all.
     """
     if path.suffix not in ("", ".png", ".svg"):
         raise ValueError(f"a figure is written as .png or .svg, not as {path.name!r}")
@@ -56,8 +59,20 @@ def save_figure(figure: Figure, path: Path) -> list[Path]:
     return paths
 
 
+def legend(figure: Figure, lines: Mapping[str, Mapping[str, Any]], fontsize: float = 7.5) -> None:
+    """In the upper right corner: ``lines`` maps each label to its arguments of ``plot``."""
+    handles = [figure.axes[0].plot([], [], label=label, **line)[0] for label, line in lines.items()]
+    figure.legend(handles=handles, loc="upper right", frameon=False, fontsize=fontsize, bbox_to_anchor=(1, 0.97))
+
+
+def draw_cell(panel: Axes, x: int, y: int, shade: float, text: str, fontsize: float) -> None:
+    """A cell of a heat map: ``shade`` from 0 (dark) to 1 (light)."""
+    panel.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=SHADES(shade), linewidth=0)
+    panel.text(x, y, text, ha="center", va="center", fontsize=fontsize, color="white" if shade < 0.6 else "black")
+
+
 def caption_lines(text: str, width: float) -> list[str]:
-    """Broken to fit below a figure of this width in inches."""
+    """``text`` in lines that fit below a figure of this width in inches."""
     return textwrap.wrap(text, int(LETTERS_PER_INCH * width))
 
 

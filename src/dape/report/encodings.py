@@ -1,4 +1,4 @@
-"""Pictures of encodings: the bias by distance, as a matrix, and through randomised positions. Loads matplotlib."""
+"""Figures of encodings: the bias by distance, as a matrix, and at randomised positions. Loads matplotlib."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dape.report.drawing import CAPTION_LINE, caption_lines, our_style, write_caption
-from dape.report.looks import looks
+from dape.report.looks import BLACK, GREY, PURPLE, looks
 
 if TYPE_CHECKING:
     from dape.evaluation.effects import Effect
@@ -20,7 +20,7 @@ FAINT = 0.55
 
 
 def encodings_figure(effects: "Sequence[Effect]", *, train_length: int, caption: str) -> Figure:
-    """A row of three pictures for each encoding; above them, of several, all together."""
+    """A row of three panels for each encoding. Above them, if there are several, one panel with all encodings."""
     together = OVERVIEW * (len(effects) > 1)
     lines = caption_lines(caption, WIDTH)
     below = 0.12 + CAPTION_LINE * len(lines)
@@ -43,11 +43,10 @@ def encodings_figure(effects: "Sequence[Effect]", *, train_length: int, caption:
 
 
 def _overview(axes: Axes, effects: "Sequence[Effect]", train_length: int) -> None:
-    """The mean over heads."""
+    """A line for each encoding: the mean over its heads."""
     styles = looks([each.name for each in effects])
     for effect in effects:
-        shape = {name: value for name, value in styles[effect.name].line().items() if not name.startswith("marker")}
-        axes.plot(effect.by_distance.mean(axis=0), label=effect.name, **shape)
+        axes.plot(effect.by_distance.mean(axis=0), label=effect.name, **styles[effect.name].stroke_only())
     _distances(axes, train_length)
     axes.set_title("mean over heads")
     axes.legend(frameon=False, ncols=4, fontsize=8)
@@ -62,11 +61,11 @@ def _row(effect: "Effect", places: Sequence[Axes], train_length: int) -> None:
     _distances(places[0], train_length)
     places[0].set_ylabel(effect.name, fontweight="bold", fontsize=9.5)
     _matrix(places[1], effect.causal[shown])
-    places[2].plot(effect.by_distance[shown], color="#222222", linewidth=1.4, linestyle="--")
+    places[2].plot(effect.by_distance[shown], color=BLACK, linewidth=1.4, linestyle="--")
     for draw in effect.draws:
-        places[2].plot(draw[shown, -1, ::-1], color="#B5578F", linewidth=0.9, alpha=FAINT)
+        places[2].plot(draw[shown, -1, ::-1], color=PURPLE, linewidth=0.9, alpha=FAINT)
     if not effect.draws:
-        places[2].text(0.5, 0.5, "has no such positions", transform=places[2].transAxes, ha="center", color="#808080")
+        places[2].text(0.5, 0.5, "has no such positions", transform=places[2].transAxes, ha="center", color=GREY)
     _distances(places[2], train_length)
     for axes, title in zip(places, COLUMNS, strict=True):
         axes.set_title(title.format(head=shown + 1), fontsize=8.5, fontweight="normal")
@@ -79,7 +78,7 @@ def _distances(axes: Axes, train_length: int) -> None:
 
 
 def _matrix(axes: Axes, values: np.ndarray) -> None:
-    """Red is more attention, blue is less, white none; the future is grey."""
+    """Red raises attention, blue lowers it, white leaves it; the future is grey."""
     largest = float(np.nanmax(np.abs(values))) or 1.0
     colours = colormaps["RdBu_r"].with_extremes(bad="#EEEEEE")
     image = axes.imshow(values, cmap=colours, vmin=-largest, vmax=largest, interpolation="nearest")

@@ -1,11 +1,13 @@
-"""Perplexity against length as a figure; the other figures and how to save one are imported along.
+"""Perplexity against length as a figure. ``heat_map_figure`` and ``save_figure`` can be imported from here too.
 
-Loads matplotlib, so import this module where something is drawn. There is no pyplot and hence no global state.
+Loads matplotlib: import this module only where something is drawn.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,9 +23,9 @@ from dape.results.statistics import Results, Spread, arrange, in_words
 __all__ = ["heat_map_figure", "perplexity_figure", "save_figure"]
 
 NEAR = 1.5
-"""Within this factor of the best at its length a value gets room to be told from others."""
+"""The scale is chosen so that values within this factor of the best at their length can be told apart."""
 FAR = 1e4
-"""Beyond this factor of the best nothing can be read off any more: the line leaves the chart."""
+"""Values beyond this factor of the lowest are not drawn: the line leaves the chart."""
 
 # In inches.
 WIDTH, HEIGHT = 7.2, 3.0
@@ -31,7 +33,7 @@ LEFT, BELOW, TOP = 0.62, 0.56, 0.32
 LABEL_HEIGHT, LABEL_WIDTH, LEADER = 0.155, 0.08, 0.3
 BREAK = 0.09
 MANY_LENGTHS, SLANTED = 10, 0.25
-"""From how many lengths on they are written slanted, and the room that takes."""
+"""More lengths than this are written slanted, which takes this much more room."""
 
 
 # What is drawn where -------------------------------------------------------------------------------------------------
@@ -39,14 +41,14 @@ MANY_LENGTHS, SLANTED = 10, 0.25
 
 @dataclass(frozen=True)
 class Curve:
-    """A method: what its seeds gave at the lengths it was measured at."""
+    """A method with the spread over its seeds at each length where it was measured."""
 
     method: str
     look: Look
     points: tuple[tuple[int, Spread], ...]
 
     def last(self) -> tuple[int, float]:
-        """Where the line ends; NaN is nowhere."""
+        """The last point that is not NaN, where the line ends."""
         known = [(length, found.mean) for length, found in self.points if not math.isnan(found.mean)]
         return known[-1] if known else (self.points[-1][0], math.nan)
 
@@ -59,7 +61,7 @@ class Scale:
     cut: float | None
     high: float
     limit: float
-    """Values above are off the chart."""
+    """Values above it are off the chart."""
 
 
 def curves_of(results: Results) -> list[Curve]:
@@ -73,7 +75,7 @@ def curves_of(results: Results) -> list[Curve]:
 
 
 def choose_scale(curves: Sequence[Curve]) -> Scale:
-    """Give what is near the best of its length most of the room, and the rest a panel of its own if it needs one."""
+    """Most of the room goes to values near the best of their length. Far higher ones get a panel of their own."""
     by_length: dict[int, list[float]] = {}
     for curve in curves:
         for length, found in curve.points:
@@ -95,27 +97,23 @@ def choose_scale(curves: Sequence[Curve]) -> Scale:
 def spread_out(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Heights at least ``gap`` apart within low..high, as near as possible to the ``wanted`` ones, in their order."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    # Subtract the room that the labels below take: what is left must only not decrease. Neighbours that do are pooled.
+    # Isotonic regression by pooling: without the gaps below it, each height must be at least the one before it.
     pools: list[list[float]] = []
     for rank, i in enumerate(order):
         pools.append([wanted[i] - rank * gap])
-        while len(pools) > 1 and _mean(pools[-2]) > _mean(pools[-1]):
+        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
             last = pools.pop()
             pools[-1] += last
     highest = high - gap * (len(wanted) - 1)
     placed = [0.0] * len(wanted)
-    levels = (level for pool in pools for level in [_mean(pool)] * len(pool))
+    levels = (level for pool in pools for level in [fmean(pool)] * len(pool))
     for rank, (i, level) in enumerate(zip(order, levels, strict=True)):
         placed[i] = min(max(level, low), max(highest, low)) + rank * gap
     return placed
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def nice_ticks(low: float, high: float) -> list[float]:
-    """Round numbers on a logarithmic axis: evenly spaced on a short one, 1-2-5 or powers of ten on a long one."""
+    """Round numbers for a logarithmic axis: evenly spaced on a short one, 1-2-5 or powers of ten on a long one."""
     if high / low < 5:
         steps = MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
         return [float(tick) for tick in steps if low <= tick <= high]
@@ -131,7 +129,7 @@ def nice_ticks(low: float, high: float) -> list[float]:
 
 
 def perplexity_figure(rows: Iterable[Row], *, methods: Sequence[str] = (), title: str = "") -> Figure:
-    """Lines with names at their ends. Methods far worse than others get an upper panel with a coarser scale."""
+    """A line per method with its name at the end. Perplexities far above the others get a panel of coarser scale."""
     results = arrange(rows, methods=methods)
     curves = curves_of(results)
     if not curves:
@@ -152,7 +150,7 @@ def perplexity_figure(rows: Iterable[Row], *, methods: Sequence[str] = (), title
 
 
 def _empty_figure(curves: Sequence[Curve], scale: Scale, *, below: float, above: float) -> tuple[Figure, list[Axes]]:
-    """Panels from the lowest up, sized so that all names fit beside them."""
+    """A figure and its panels, the lower one first, sized so that all names fit beside them."""
     right = LEADER + 0.1 + LABEL_WIDTH * max(len(_name(curve, scale)) for curve in curves)
     height = below + above + max(HEIGHT, LABEL_HEIGHT * len(curves))
     figure = Figure(figsize=(WIDTH, height))
@@ -184,7 +182,7 @@ def _set_perplexities(panel: Axes, low: float, high: float) -> None:
 
 
 def tick_texts(ticks: Sequence[float]) -> list[str]:
-    """Plain numbers, all with as many places as the one that needs most."""
+    """Plain numbers, all with the same number of decimal places."""
     if any(tick >= 1e5 for tick in ticks):
         return [f"{tick:.0e}".replace("e+0", "e") if tick >= 1e5 else f"{tick:g}" for tick in ticks]
     written = [f"{tick:.6g}" for tick in ticks]
@@ -193,7 +191,7 @@ def tick_texts(ticks: Sequence[float]) -> list[str]:
 
 
 def _mark_break(lower: Axes, upper: Axes) -> None:
-    """Two slanted strokes on the axis where the scale changes, and another background above."""
+    """Mark the change of scale by two slanted strokes on the axis and a grey background above."""
     upper.set_facecolor("#F5F5F5")
     upper.spines["bottom"].set_visible(False)
     upper.tick_params(bottom=False, labelbottom=False)
@@ -215,13 +213,13 @@ def _draw_curves(panel: Axes, curves: Sequence[Curve], scale: Scale) -> None:
     low, high = panel.get_ylim()
 
     def drawn(value: float) -> float:
-        return scale.limit * FAR if value > scale.limit else value  # a line that leaves must have somewhere to go
+        return scale.limit * FAR if value > scale.limit else value  # finite, so that the line goes up to the edge
 
     for curve in curves:
         lengths = [length for length, _ in curve.points]
         means = passing([drawn(found.mean) for _, found in curve.points], low, high)
-        # A marker on the edge would be cut in two, so each is drawn in the panel it belongs to only.
-        inside = [place for place, mean in enumerate(means) if low <= mean <= high]
+        # Both panels draw the whole line, but each marker belongs to one: at the edge of the other it would be cut.
+        inside = [index for index, mean in enumerate(means) if low <= mean <= high]
         panel.plot(
             lengths, means, label=curve.method, markevery=inside, zorder=3 + curve.look.adapted, **curve.look.line()
         )
@@ -233,15 +231,17 @@ def _draw_curves(panel: Axes, curves: Sequence[Curve], scale: Scale) -> None:
 
 
 def passing(values: Sequence[float], low: float, high: float) -> list[float]:
-    """NaN for points of which no adjoining piece of line is within: just outside, half its width would still show."""
+    """Replace points whose adjoining segments all lie outside low..high by NaN.
+
+    A segment just outside the panel would show half of its line width.
+    """
 
     def crosses(a: float, b: float) -> bool:
         return min(a, b) <= high and max(a, b) >= low
 
-    around = [(values[max(0, i - 1) : i], value, values[i + 1 : i + 2]) for i, value in enumerate(values)]
     return [
-        value if crosses(value, value) or any(crosses(value, other) for other in (*before, *after)) else math.nan
-        for before, value, after in around
+        value if any(crosses(value, near) for near in values[max(0, i - 1) : i + 2]) else math.nan
+        for i, value in enumerate(values)
     ]
 
 
@@ -263,13 +263,12 @@ def _training_length_on_chart(results: Results) -> int | None:
 
 
 def _draw_off_chart(top: Axes, curves: Sequence[Curve], scale: Scale) -> None:
-    """Triangles on the upper edge, side by side where several methods leave at the same length."""
-    taken: dict[int, int] = {}
+    """Triangles on the upper edge, side by side where several methods leave the chart at the same length."""
+    drawn: Counter[int] = Counter()
     for curve in curves:
         for length in (length for length, found in curve.points if found.mean > scale.limit):
-            place = taken[length] = taken.get(length, -1) + 1
             top.plot(
-                [length / 2 ** (0.09 * place)],
+                [length / 2 ** (0.09 * drawn[length])],
                 [1],
                 transform=top.get_xaxis_transform(),
                 marker="^",
@@ -279,6 +278,7 @@ def _draw_off_chart(top: Axes, curves: Sequence[Curve], scale: Scale) -> None:
                 clip_on=False,
                 zorder=9,
             )
+            drawn[length] += 1
 
 
 def _label_axes(figure: Figure, panels: Sequence[Axes], results: Results, title: str) -> None:
@@ -302,13 +302,13 @@ def _label_axes(figure: Figure, panels: Sequence[Axes], results: Results, title:
 
 
 def _name(curve: Curve, scale: Scale) -> str:
-    """With its last value where the chart cannot show it."""
+    """The method, with its last value if that is off the chart."""
     value = curve.points[-1][1].mean
     return curve.method if value <= scale.limit else f"{curve.method} ({as_text(value)})"
 
 
 def _name_curves(figure: Figure, panels: Sequence[Axes], curves: Sequence[Curve], scale: Scale) -> None:
-    """Beside the ends of the lines, moved apart where they would overlap, each with a thin line to its curve."""
+    """Write each name beside the end of its curve, with a thin line to it. Names that would overlap are moved apart."""
     height, width = figure.get_figheight(), figure.get_figwidth()
     boxes = [panel.get_position() for panel in panels]
     ends = [_end_on_chart(curve, panels) for curve in curves]
@@ -332,7 +332,7 @@ _LEADER = {"arrowstyle": "-", "linewidth": 0.6, "alpha": 0.7, "shrinkA": 1, "shr
 
 
 def _end_on_chart(curve: Curve, panels: Sequence[Axes]) -> tuple[Axes, int, float]:
-    """The panel in which a line ends, and where; what is off the chart ends at its edge."""
+    """The panel in which a curve ends, the length and the value there. Values off the chart count as its edge."""
     length, value = curve.last()
     panel = next((panel for panel in panels if value <= panel.get_ylim()[1]), panels[-1])
     low, high = panel.get_ylim()
@@ -340,7 +340,7 @@ def _end_on_chart(curve: Curve, panels: Sequence[Axes]) -> tuple[Axes, int, floa
 
 
 def _height(panel: Axes, value: float) -> float:
-    """As a share of the figure's height."""
+    """Where ``value`` stands in the panel, as a share of the figure's height."""
     (low, high), box = panel.get_ylim(), panel.get_position()
     return box.y0 + box.height * math.log(value / low) / math.log(high / low)
 
@@ -377,6 +377,6 @@ def _strokes(curves: Sequence[Curve]) -> str:
     used = [meaning for stroke, meaning in meanings.items() if any(curve.look.stroke == stroke for curve in curves)]
     if not any(curve.look.adapted for curve in curves):
         return ""
-    # Variants of one method have a colour each.
+    # Variants of one method have different colours.
     shared = [] if any(" (" in curve.method for curve in curves) else ["one colour per base encoding"]
     return f"{'; '.join([*used, *shared]).capitalize()}.".replace("dape", "DAPE")

@@ -1,16 +1,15 @@
-"""Accuracy by length and depth (or number of pairs), one small map per method. Loads matplotlib, as figures.py does."""
+"""Accuracy by length and depth (or number of pairs), one small map per method. Loads matplotlib."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 
-from dape.report.drawing import CAPTION_LINE, caption_lines, our_style, write_caption
+from dape.report.drawing import CAPTION_LINE, SHADES, caption_lines, draw_cell, our_style, write_caption
+from dape.report.looks import VERMILION
 from dape.results.records import Row
 from dape.results.statistics import comparable, in_words, latest
 
@@ -21,20 +20,22 @@ LEFT, BOTTOM, ABOVE, BETWEEN, BAR = 0.75, 0.6, 0.3, 0.25, 0.75
 
 @dataclass(frozen=True)
 class Maps:
-    """Mean accuracy over seeds: method -> (length, place) -> value."""
+    """Mean accuracy over seeds. A place is a depth or a number of pairs."""
 
     axis: str
+    """depth or pairs."""
     methods: tuple[str, ...]
     lengths: tuple[int, ...]
     places: tuple[float, ...]
     train_length: int
     values: dict[str, dict[tuple[int, float], float]]
+    """method -> (length, place) -> accuracy."""
     seeds: tuple[int, ...]
     left_out: tuple[str, ...]
 
 
 def maps_of(rows: Iterable[Row], *, methods: Sequence[str] = ()) -> Maps:
-    """Rows of accuracy that name a depth or a number of pairs; one of the two, not both."""
+    """Maps of the rows of accuracy that name a depth or a number of pairs. ValueError if there are both, or none."""
     wanted = [row for row in latest(rows) if row.metric == "accuracy" and (not methods or row.method in methods)]
     axes = [axis for axis in AXES if any(axis in row.extra for row in wanted)]
     if len(axes) != 1:
@@ -57,7 +58,7 @@ def maps_of(rows: Iterable[Row], *, methods: Sequence[str] = ()) -> Maps:
 
 
 def heat_map_figure(rows: Iterable[Row], *, methods: Sequence[str] = (), title: str = "") -> Figure:
-    """Dark is wrong, light is right, with the accuracy in percent; crossed cells were not measured."""
+    """One map per method: light cells are accurate, crossed ones were not measured."""
     maps = maps_of(rows, methods=methods)
     with our_style():
         figure, panels = _empty_figure(maps, title)
@@ -79,12 +80,12 @@ def _empty_figure(maps: Maps, title: str) -> tuple[Figure, list[Axes]]:
     if title:
         figure.text(LEFT / width, 1 - 0.08 / height, title, fontweight="bold", fontsize=9.5, va="top")
     panels = []
-    for place in range(len(maps.methods)):
-        row, column = divmod(place, across)
+    for number in range(len(maps.methods)):
+        row, column = divmod(number, across)
         left = LEFT + column * (wide + BETWEEN)
         bottom = below + (down - 1 - row) * (BOTTOM + tall + ABOVE) + BOTTOM
         panels.append(figure.add_axes((left / width, bottom / height, wide / width, tall / height)))
-        _label(panels[-1], maps, first_column=column == 0, last_row=place + across >= len(maps.methods))
+        _label(panels[-1], maps, first_column=column == 0, last_row=number + across >= len(maps.methods))
     return figure, panels
 
 
@@ -98,9 +99,8 @@ def _label(panel: Axes, maps: Maps, *, first_column: bool, last_row: bool) -> No
     if last_row:
         panel.set_xlabel("context length (tokens)")
     if first_column:
-        panel.set_ylabel(
-            maps.axis if len(AXES[maps.axis]) * 0.065 > CELL_HEIGHT * len(maps.places) else AXES[maps.axis]
-        )
+        fits = len(AXES[maps.axis]) * 0.065 <= CELL_HEIGHT * len(maps.places)
+        panel.set_ylabel(AXES[maps.axis] if fits else maps.axis)
     for length, text in zip(maps.lengths, panel.get_xticklabels(), strict=True):
         if length == maps.train_length:
             text.set_fontweight("bold")
@@ -108,24 +108,16 @@ def _label(panel: Axes, maps: Maps, *, first_column: bool, last_row: bool) -> No
 
 def _draw_map(panel: Axes, maps: Maps, method: str) -> None:
     panel.set_title(method, fontsize=8.5, loc="left", fontweight="normal")
-    colours = _colours()
     for x, length in enumerate(maps.lengths):
         for y, place in enumerate(maps.places):
             value = maps.values[method].get((length, place))
             if value is None or math.isnan(value):
                 panel.text(x, y, "x", ha="center", va="center", fontsize=7, color="#AAAAAA")
-                continue
-            panel.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=colours(value), linewidth=0)
-            ink = "white" if value < 0.6 else "black"
-            panel.text(x, y, f"{100 * value:.0f}", ha="center", va="center", fontsize=6.5, color=ink)
-    within = [place for place, length in enumerate(maps.lengths) if length <= maps.train_length]
-    if within and len(within) < len(maps.lengths):
-        panel.axvline(within[-1] + 0.5, color="#D55E00", linewidth=1.4)
-
-
-def _colours() -> Colormap:
-    """Readable in print and with any colour deficiency: lightness alone carries the value."""
-    return colormaps["cividis"]
+            else:
+                draw_cell(panel, x, y, value, f"{100 * value:.0f}", fontsize=6.5)
+    within = sum(length <= maps.train_length for length in maps.lengths)
+    if 0 < within < len(maps.lengths):
+        panel.axvline(within - 0.5, color=VERMILION, linewidth=1.4)
 
 
 def _draw_bar(figure: Figure, panels: Sequence[Axes]) -> None:
@@ -133,7 +125,7 @@ def _draw_bar(figure: Figure, panels: Sequence[Axes]) -> None:
     box = panels[0].get_position()
     right = max(panel.get_position().x1 for panel in panels)
     beside = figure.add_axes((right + 0.15 / width, box.y0, 0.1 / width, box.height))
-    bar = figure.colorbar(ScalarMappable(cmap=_colours()), cax=beside, ticks=[0, 0.5, 1])
+    bar = figure.colorbar(ScalarMappable(cmap=SHADES), cax=beside, ticks=[0, 0.5, 1])
     bar.ax.set_yticklabels(["0%", "50%", "100%"])
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
 

@@ -1,14 +1,16 @@
-"""The ladder of docs/evidence.md as a picture: what content is worth against the tokens seen."""
+"""The ladder of docs/evidence.md as a figure: perplexity of f(B) over that of f(QK, B), by tokens seen in training."""
 
 import math
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dape.experiments.reproduce.ladder import Ladder, Rung
 from dape.report.drawing import our_style
+from dape.report.looks import BLUE, GREEN, VERMILION
 from dape.results.statistics import paired_t
 
-COLOURS = {"stdlib": "#0072b2", "sotu": "#d55e00"}
+COLOURS = {"stdlib": BLUE, "sotu": VERMILION}
 MARKERS = {"125m": "o", "350m": "s", "2.7b": "^"}
 
 
@@ -34,11 +36,11 @@ def ladder_figure(ladder: Ladder, ratios: tuple[int, ...] = (1, 16)) -> Figure:
     return figure
 
 
-def _draw(panel, ladder: Ladder, rung: Rung, ratio: int) -> None:
+def _draw(panel: Axes, ladder: Ladder, rung: Rung, ratio: int) -> None:
     values = list(ladder.gaps(rung, ratio).values())
     if not values:
         return
-    colour, marker = COLOURS.get(rung.data, "#009e73"), MARKERS.get(rung.size, "D")
+    colour, marker = COLOURS.get(rung.data, GREEN), MARKERS.get(rung.size, "D")
     mean, test = sum(values) / len(values), paired_t(values)
     panel.plot([rung.tokens] * len(values), [_percent(v) for v in values], ".", color=colour, alpha=0.45, markersize=4)
     if test is not None:

@@ -1,4 +1,4 @@
-"""One look per method: the colour and marker of its base encoding, the stroke of what was put on top of it."""
+"""One look per method. Its base encoding decides colour and marker; DAPE or randomised positions decide the stroke."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from typing import Any
 
 from dape.positional.names import DAPE_V2, parse
 
-# After Okabe and Ito: told apart by people with any of the common colour deficiencies. Pale ones are darkened, as names
-# are written in them, and yellow is left out.
+# The palette of Okabe and Ito, which people with common colour deficiencies can tell apart. Method names are written in
+# these colours, so pale ones are darkened and yellow is left out.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#B5578F"
 BLACK, SKY, ORANGE, GREY, BROWN = "#222222", "#3FA0DC", "#D98F00", "#808080", "#7A4B1E"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, BLACK, SKY, ORANGE, GREY, BROWN)
 MARKERS = "osDPvhd<>"
-"""No triangle that points up: it stands for what is off the chart."""
+"""Without "^", which marks values that are off the chart."""
 
 USUAL = {
     "kerple": BLUE,
@@ -25,7 +25,7 @@ USUAL = {
     "nope": GREY,
     "cope": BROWN,
 }
-"""So that a method looks the same in every figure."""
+"""Fixed, so that a method has the same colour in every figure."""
 
 SOLID, DASHED, DASH_DOTTED, DOTTED = "-", (0, (4, 1.6)), (0, (6, 1.2, 1.2, 1.2)), (0, (1, 1.2))
 
@@ -36,10 +36,10 @@ class Look:
     marker: str
     stroke: Any
     adapted: bool
-    """With DAPE: filled markers, bold name."""
+    """Whether the method uses DAPE: filled markers, thicker line, bold name."""
 
     def line(self) -> dict[str, Any]:
-        """Arguments for matplotlib."""
+        """Arguments of matplotlib's ``plot``."""
         return {
             "color": self.colour,
             "linestyle": self.stroke,
@@ -50,33 +50,36 @@ class Look:
             "markeredgewidth": 1.1,
         }
 
+    def stroke_only(self) -> dict[str, Any]:
+        """The same without markers, for lines of hundreds of points."""
+        return {name: value for name, value in self.line().items() if not name.startswith("marker")}
+
 
 def looks(methods: Iterable[str]) -> dict[str, Look]:
-    """Solid is with DAPE, dashed without, in one colour if the base encoding is the same."""
-    names = list(methods)
-    painted = _painted(dict.fromkeys(_family(method) for method in names))
+    """The look of each method. Methods with the same base encoding share a colour; with DAPE solid, without dashed."""
+    families = {method: _family(method) for method in methods}
+    pairs = _colours_and_markers(dict.fromkeys(families.values()))
     return {
-        method: Look(*painted[_family(method)], stroke=_stroke(method), adapted=bool(parse(method).wrapper))
-        for method in names
+        method: Look(*pairs[family], stroke=_stroke(method), adapted=bool(parse(method).wrapper))
+        for method, family in families.items()
     }
 
 
-def _painted(families: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker: the usual ones; other encodings take those left, and then colours again with other markers."""
+def _colours_and_markers(families: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """``USUAL`` colours first. Other families take the free ones, then colours repeat with another marker."""
     chosen = {family: COLOURS.index(USUAL[family]) for family in families if family in USUAL}
-    free = [place for place in range(len(COLOURS)) if place not in chosen.values()]
+    free = [number for number in range(len(COLOURS)) if number not in chosen.values()]
     others = [family for family in families if family not in USUAL]
     chosen |= dict(zip(others, [*free, *range(len(COLOURS), len(COLOURS) + len(others))], strict=False))
-    return {family: _paint(place) for family, place in chosen.items()}
-
-
-def _paint(place: int) -> tuple[str, str]:
-    again, colour = divmod(place, len(COLOURS))
-    return COLOURS[colour], MARKERS[(colour + again) % len(MARKERS)]
+    rounds = {family: divmod(number, len(COLOURS)) for family, number in chosen.items()}
+    return {
+        family: (COLOURS[colour], MARKERS[(colour + repeat) % len(MARKERS)])
+        for family, (repeat, colour) in rounds.items()
+    }
 
 
 def _family(method: str) -> str:
-    """Without DAPE and randomised positions, which the stroke tells."""
+    """The method's name without DAPE and randomised positions, which the stroke shows."""
     name = parse(method)
     return "".join(name.modifiers) + name.base
 

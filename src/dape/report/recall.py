@@ -1,4 +1,4 @@
-"""Tables and figures of the probes, functions of rows. Loads rich and matplotlib when called."""
+"""Tables and figures of recall, functions of rows. Loads rich and matplotlib when called."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def text_table(rows: Sequence[Row], *, width: int) -> "RenderableType":
-    """One task of one model, lengths by depths: accuracy per token and gain in nats; at the end means over depths."""
+    """One task of one model, lengths by depths: accuracy per token and gain in nats. Last come means over depths."""
     from rich.console import Group
     from rich.table import Table
 
@@ -77,19 +77,19 @@ TITLES = {"depth": "Recall of {} pairs, by where the pair stood", "pairs": "Reca
 
 
 def heat_map(rows: Sequence[Row], plan: Recall, axis: str) -> "Figure":
-    """By depth or by number of pairs."""
+    """Accuracy by length and ``axis``: depth or pairs."""
     from dape.report.heat_maps import heat_map_figure
 
-    of_axis = [row for row in rows if axis in row.extra]
-    return heat_map_figure(of_axis, methods=plan.methods, title=TITLES[axis].format(plan.config.pairs))
+    by_axis = [row for row in rows if axis in row.extra]
+    return heat_map_figure(by_axis, methods=plan.methods, title=TITLES[axis].format(plan.config.pairs))
 
 
 def not_learned(rows: Sequence[Row], plan: Recall, enough: float) -> list[str]:
-    """A sentence for each run that does not solve the task even at the training length."""
-    at_home = min(plan.config.lengths, key=lambda length: abs(length - plan.config.train_length))
+    """A sentence for each run that does not solve the task at the tested length nearest to the training length."""
+    nearest = min(plan.config.lengths, key=lambda length: abs(length - plan.config.train_length))
     return [
         f"{row.run} has not learned the task: {100 * row.value:.0f}% at length {row.length}. What it does at greater "
         f"lengths says nothing about its encoding; train with more steps"
         for row in rows
-        if row.length == at_home and row.value < enough and not {"depth", "pairs"} & set(row.extra)
+        if row.length == nearest and row.value < enough and not {"depth", "pairs"} & set(row.extra)
     ]

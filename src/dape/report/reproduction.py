@@ -1,4 +1,4 @@
-"""What ``dape reproduce`` writes about language models: tables beside the paper's, figures, claims. No torch here."""
+"""What ``dape reproduce`` writes about language models: tables with the paper's, figures, claims. No torch here."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from dape.experiments.reproduce.catalogue import PaperExperiment
 from dape.experiments.reproduce.evidence import Panel
 from dape.experiments.reproduce.judge import Judged, milliseconds, published
 from dape.files import write_text
-from dape.report.tables import markdown_table
+from dape.report.tables import markdown_lines, markdown_table
 from dape.results.numbers import as_text
 from dape.results.paper import Published
 from dape.results.records import Row
@@ -22,7 +22,7 @@ CLAIMS_JSON, CLAIMS_MD, TABLES = "claims.json", "claims.md", "tables.md"
 
 
 def labelled(rows: Sequence[Row]) -> list[Row]:
-    """Variants as methods of their own, as tables and figures know methods only."""
+    """The rows with their variant as part of the method's name: tables and figures know methods only."""
     return [replace(row, method=row.label, variant="") for row in rows]
 
 
@@ -38,7 +38,7 @@ def title(panel: Panel) -> str:
 
 
 def file_name(stem: str, panel: Panel, panels: int) -> str:
-    """``stem`` alone where there is one panel only."""
+    """A file of one panel. The panel is named only if there are several."""
     return stem if panels == 1 else f"{stem}-{panel.size}-train{panel.train_length}"
 
 
@@ -51,7 +51,7 @@ def write_tables(out: Path, experiment: PaperExperiment, rows: Sequence[Row], re
 
 
 def tables(experiment: PaperExperiment, rows: Sequence[Row], reduced: Sequence[str]) -> str:
-    """Ours, and below each the paper's."""
+    """A table of our results for each panel, and below it the paper's."""
     labels = [arm.label for arm in experiment.arms]
     parts = [f"# {experiment.id}: {experiment.title} ({experiment.where})", in_short(experiment, reduced)]
     for panel, of_panel in by_panel(rows).items():
@@ -78,9 +78,8 @@ def paper_table(experiment: PaperExperiment, panel: Panel) -> str:
     lengths = sorted({row.eval_len for row in found if row.eval_len})
     cells = {(row.as_row().label, row.eval_len): row for row in reversed(found)}
     labels = list(dict.fromkeys(row.as_row().label for row in found))
-    lines = [["in the paper", *map(str, lengths)], ["---", *("---:" for _ in lengths)]]
-    lines += [[label, *(_printed(cells.get((label, length))) for length in lengths)] for label in labels]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    body = [[label, *(_printed(cells.get((label, length))) for length in lengths)] for label in labels]
+    text = markdown_lines(["in the paper", *map(str, lengths)], body)
     notes = list(dict.fromkeys(f"{row.id}: {row.note}" for row in found if row.note))
     return "\n\n".join([text, *([f"Notes: {'; '.join(notes)}."] if notes else [])])
 
@@ -97,16 +96,15 @@ def _printed(row: Published | None) -> str:
 
 
 def time_table(rows: Sequence[Row], experiment: PaperExperiment) -> str:
-    """Time over that of dape-kerple, ours beside the paper's; a whole training step, at full depth."""
+    """Time of a whole training step at full depth, relative to dape-kerple, with the paper's ratios."""
     ours, paper = milliseconds(rows), milliseconds([p.as_row() for p in published(experiment)])
     sizes = [size for size in experiment.sizes if any(key[0] == size for key in ours)]
-    head = [f"{size}: ms" for size in sizes]
-    columns = [name for pair in zip(head, ["ratio"] * len(sizes), ["paper"] * len(sizes), strict=True) for name in pair]
-    lines = [["method", *columns], ["---", *("---:" for _ in columns)]]
-    for arm in experiment.arms:
-        cells = [cell for size in sizes for cell in _time_cells(size, arm.method, ours, paper)]
-        lines.append([arm.method, *cells])
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    columns = [name for size in sizes for name in (f"{size}: ms", "ratio", "paper")]
+    body = [
+        [arm.method, *(cell for size in sizes for cell in _time_cells(size, arm.method, ours, paper))]
+        for arm in experiment.arms
+    ]
+    text = markdown_lines(["method", *columns], body)
     notes = (
         "ratio: time of a training step / that of dape-kerple; paper: the same on an A800, forward or step not stated."
     )
@@ -116,18 +114,21 @@ def time_table(rows: Sequence[Row], experiment: PaperExperiment) -> str:
 def _time_cells(
     size: str, method: str, ours: Mapping[tuple[str, str], float], paper: Mapping[tuple[str, str], float]
 ) -> list[str]:
-    here, there, unit = ours.get((size, method)), paper.get((size, method)), "dape-kerple"
-    if here is None:
-        return ["-", "-", "-" if there is None else f"{there / paper[size, unit]:.3f}"]
-    ratio = f"{here / ours[size, unit]:.3f}" if (size, unit) in ours else "-"
-    return [f"{here:.0f}", ratio, "-" if there is None else f"{there / paper[size, unit]:.3f}"]
+    """Milliseconds here, their ratio to dape-kerple, and the paper's ratio; "-" if unknown."""
+
+    def ratio(times: Mapping[tuple[str, str], float]) -> str:
+        mine, unit = times.get((size, method)), times.get((size, "dape-kerple"))
+        return "-" if mine is None or unit is None else f"{mine / unit:.3f}"
+
+    here = ours.get((size, method))
+    return ["-" if here is None else f"{here:.0f}", ratio(ours), ratio(paper)]
 
 
 # Figures -------------------------------------------------------------------------------------------------------------
 
 
 def first_figure(experiment: PaperExperiment, rows: Sequence[Row]) -> "Figure":
-    """Of the smallest model at the shortest training length."""
+    """The curves of the smallest model at the shortest training length."""
     from dape.report.figures import perplexity_figure
 
     return perplexity_figure(next(iter(by_panel(rows).values())), methods=[arm.label for arm in experiment.arms])
@@ -139,9 +140,9 @@ def write_figures(out: Path, experiment: PaperExperiment, rows: Sequence[Row]) -
     panels, written = by_panel(rows), list[Path]()
     labels = [arm.label for arm in experiment.arms]
     for panel, of_panel in panels.items():
-        stem = out / file_name("curves", panel, len(panels))
-        save_figure(perplexity_figure(of_panel, methods=labels), stem)
-        written += [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+        written += save_figure(
+            perplexity_figure(of_panel, methods=labels), out / file_name("curves", panel, len(panels))
+        )
     return written
 
 
@@ -158,9 +159,8 @@ def write_claims(
 
 
 def claims_table(judged: Sequence[Judged]) -> str:
-    lines = ["| claim | in the paper's numbers | here |", "| --- | --- | --- |"]
-    lines += [f"| {each.claim.statement} | {each.paper.verdict} | **{each.ours.verdict}** |" for each in judged]
-    return "\n".join(lines)
+    body = [[each.claim.statement, each.paper.verdict, f"**{each.ours.verdict}**"] for each in judged]
+    return markdown_lines(["claim", "in the paper's numbers", "here"], body, words=3)
 
 
 def _details(each: Judged) -> str:
@@ -170,5 +170,5 @@ def _details(each: Judged) -> str:
 
 
 def _bullets(detail: str) -> str:
-    """One for each pair of methods."""
+    """One bullet for each pair of methods."""
     return "\n".join(f"  - {part}" for part in detail.split("; "))

@@ -1,10 +1,11 @@
-"""Tables and figures of a study of treatments: functions of rows. Loads matplotlib when a figure is asked for."""
+"""Tables and figures of a study of treatments, functions of rows. Loads matplotlib when a figure is asked for."""
 
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dape.experiments.adapters.config import BASE
+from dape.report.tables import markdown_lines
 from dape.results.numbers import count, p_text
 from dape.results.records import Row
 from dape.results.statistics import Results, arrange, holm, paired_t
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from dape.report.looks import Look
 
 LEARNED = 0.9
+"""Accuracy at the training length below which other lengths say nothing about treatments."""
 ADAPTIVE = "dape-kerple"
-"""What the others are compared with: the whole method, on the bias that the paper likes best."""
+"""The whole method, on the bias that the paper uses most. Every other treatment is compared with it."""
 
 # In inches.
 PANEL_WIDTH, PANEL_HEIGHT, GAP, LEFT, LEGEND = 2.3, 2.5, 0.25, 0.65, 1.35
@@ -32,12 +34,12 @@ def tuning_lengths(rows: Sequence[Row]) -> list[int]:
 
 
 def tuned_at(rows: Sequence[Row], length: int) -> list[Row]:
-    """What was tuned at this length, and what was not tuned at all."""
+    """Rows of treatments tuned at this length, and of those that are not tuned."""
     return [row for row in rows if row.extra["tuned_at"] in (0, length)]
 
 
 def not_learned(rows: Sequence[Row]) -> list[str]:
-    """A sentence for each model that cannot do the task even at its own length."""
+    """A sentence for each base model that does not solve the task at its training length."""
     return [
         f"{row.run} has not learned the task: {100 * row.value:.0f}% at its own length, {row.length}. What treatments "
         "do to it says nothing; train the base for more steps."
@@ -54,16 +56,16 @@ def not_learned(rows: Sequence[Row]) -> list[str]:
 
 
 def comparison(rows: Sequence[Row]) -> str:
-    """Markdown: what :data:`ADAPTIVE` gains over every other treatment that was tuned at the same length.
+    """Markdown: what ``ADAPTIVE`` gains over every other treatment that was tuned at the same length.
 
-    Pairs are of one seed: the same model, the same text in training and testing.
+    The two treatments of a pair have the same seed: the same base model, the same text in training and testing.
     """
     metric, lines = metric_of(rows), []
     for length in tuning_lengths(rows):
         results = arrange(tuned_at(rows, length), metric=metric)
         others = [m for m in results.methods if m != ADAPTIVE]
         if ADAPTIVE in results.methods and others:
-            lines += [f"Tuned at {length} tokens:", "", *_table(results, others, metric), ""]
+            lines += [f"Tuned at {length} tokens:", "", _table(results, others, metric), ""]
     if not lines:
         return ""
     unit = "points of accuracy" if metric == "accuracy" else "perplexity, in percent"
@@ -75,17 +77,15 @@ def comparison(rows: Sequence[Row]) -> str:
     return "\n".join(["## The whole method against the others", "", text, "", *lines]).rstrip() + "\n"
 
 
-def _table(results: Results, others: Sequence[str], metric: str) -> list[str]:
+def _table(results: Results, others: Sequence[str], metric: str) -> str:
     gaps = {(other, length): _gaps(results, other, length, metric) for other in others for length in results.lengths}
     tests = {at: paired_t(found) if len(found) > 1 else None for at, found in gaps.items()}
     corrected = dict(zip(tests, holm([test.p if test else None for test in tests.values()]), strict=True))
-    head = ["against", *(str(length) for length in results.lengths)]
     body = [
         [other, *(_cell(gaps[other, length], corrected[other, length], metric) for length in results.lengths)]
         for other in others
     ]
-    rule = ["---", *["---:"] * len(results.lengths)]
-    return [f"| {' | '.join(line)} |" for line in (head, rule, *body)]
+    return markdown_lines(["against", *map(str, results.lengths)], body)
 
 
 def _gaps(results: Results, other: str, length: int, metric: str) -> list[float]:
@@ -108,34 +108,29 @@ def _cell(gaps: Sequence[float], p: float | None, metric: str) -> str:
 
 
 def study_figure(rows: Sequence[Row]) -> "Figure":
-    """One panel per tuning length, a line per treatment: mean over seeds, and from the least to the greatest."""
+    """One panel per tuning length, a line per treatment: the mean over seeds, in a band from lowest to highest."""
     from matplotlib.figure import Figure
 
-    from dape.report.drawing import CAPTION_LINE, caption_lines, our_style, write_caption
+    from dape.report.drawing import CAPTION_LINE, caption_lines, legend, our_style, write_caption
     from dape.report.looks import looks
 
     metric, tunings = metric_of(rows), tuning_lengths(rows) or [0]
-    methods = list(dict.fromkeys(row.method for row in rows))
-    styles = looks(methods)
+    styles = looks(dict.fromkeys(row.method for row in rows))
     width = LEFT + len(tunings) * (PANEL_WIDTH + GAP) + LEGEND
     lines = caption_lines(_caption(rows, metric), width)
     below = 0.55 + CAPTION_LINE * len(lines)
     height = below + PANEL_HEIGHT + 0.35
     with our_style():
         figure = Figure(figsize=(width, height))
-        first: Axes | None = None
-        for place, tuning in enumerate(tunings):
-            left = LEFT + place * (PANEL_WIDTH + GAP)
+        for column, tuning in enumerate(tunings):
+            left = LEFT + column * (PANEL_WIDTH + GAP)
             box = (left / width, below / height, PANEL_WIDTH / width, PANEL_HEIGHT / height)
-            panel = figure.add_axes(box, sharey=first)
+            panel = figure.add_axes(box, sharey=figure.axes[0] if column else None)
             _draw(panel, arrange(tuned_at(rows, tuning), metric=metric), styles, metric)
             panel.set_title(f"tuned at {tuning}" if tuning else "not tuned", loc="left", fontsize=8.5)
-            panel.tick_params(labelleft=first is None, which="both")
-            first = first or panel
-        assert first is not None
-        first.set_ylabel("accuracy in percent" if metric == "accuracy" else "perplexity")
-        handles = [first.plot([], [], label=method, **styles[method].line())[0] for method in methods]
-        figure.legend(handles=handles, loc="upper right", frameon=False, fontsize=7.5, bbox_to_anchor=(1, 0.97))
+            panel.tick_params(labelleft=column == 0, which="both")
+        figure.axes[0].set_ylabel("accuracy in percent" if metric == "accuracy" else "perplexity")
+        legend(figure, {method: look.line() for method, look in styles.items()})
         write_caption(figure, lines)
     return figure
 

@@ -1,4 +1,4 @@
-"""What the rows say, in words. Every sentence is computed; nothing is assumed about which method is better."""
+"""Results in sentences. Every sentence is computed; nothing is assumed about which method is better."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -22,14 +22,14 @@ from dape.results.statistics import (
 
 SIGNIFICANT = 0.05
 FLAT = 0.02
-"""Within two percent perplexity is called flat."""
+"""Perplexity that changes by at most this share is called flat."""
 FEW_SEEDS = 3
 
 
 def summary(
     rows: Iterable[Row], *, methods: Sequence[str] = (), lengths: Sequence[int] = (), seeds: Sequence[int] = ()
 ) -> str:
-    """Markdown. ``methods``, ``lengths`` and ``seeds`` are what was to be measured; what is missing is then said."""
+    """Markdown. ``methods``, ``lengths`` and ``seeds`` say what was to be measured: what is missing is then named."""
     results = arrange(rows, methods=methods, lengths=lengths, seeds=seeds)
     if not results:
         return "\n".join(["No perplexity was measured.", *(f"\n{why}." for why in results.left_out)]) + "\n"
@@ -48,7 +48,7 @@ def summary(
 
 
 def lowest(results: Results) -> list[str]:
-    """Who is lowest where; neighbouring lengths with the same answer are told together."""
+    """Which method is lowest at which lengths. Lengths with the same answer share a sentence."""
     measured = [method for method in results.methods if any(results.at(method, n) for n in results.lengths)]
     if len(measured) == 1:
         return [f"Only {measured[0]} was measured: there is nothing to compare it with."]
@@ -59,7 +59,7 @@ def lowest(results: Results) -> list[str]:
 
 
 def _ranking(results: Results, length: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The methods with the lowest mean, several if they are equal, and all that were measured."""
+    """The methods with the lowest mean (several if equal), and all methods measured at this length."""
     means = {method: found.mean for method in results.methods if (found := results.spread(method, length))}
     finite = [mean for mean in means.values() if math.isfinite(mean)]
     return tuple(m for m, mean in means.items() if finite and mean == min(finite)), tuple(means)
@@ -79,7 +79,7 @@ def _lowest_at(results: Results, best: Sequence[str], present: Sequence[str], at
 
 
 def _lead(results: Results, best: str, present: Sequence[str], at: Sequence[int]) -> str:
-    """How far ahead of the next, and where that could be chance."""
+    """By how much the best method leads over the second best, and where the difference could be chance."""
     leads, seconds, unclear = [], set(), []
     for length in at:
         others = {m: mean for m in present if m != best and math.isfinite(mean := _mean(results, m, length))}
@@ -104,7 +104,7 @@ def _could_be_chance(c: Comparison) -> bool:
 
 
 def _lengths(at: Sequence[int], of: Sequence[int], results: Results) -> str:
-    """``at`` in words, shortly if that is everything there is."""
+    """``at`` in words; "all 6 lengths" if these are all of ``of`` and of the results."""
     everything = len(of) > 2 and len(at) == len(of) == len(results.lengths)
     return f"all {len(at)} lengths" if everything else runs_of(at, results.lengths)
 
@@ -130,8 +130,8 @@ def _pair(results: Results, here: Sequence[Comparison]) -> str:
         at = [c.length for c in here if _sign(c.gap_nll) == sign]
         if at:
             parts.append(f"{word} at {_lengths(at, [c.length for c in here], results)}")
-    told = [c for c in _told(results, here) if _sign(c.gap_nll) in "<>"]
-    amounts = "; ".join(f"{_change(c.ratio)} at {_place(results, c, here)}" for c in told)
+    shown = [c for c in _shown(results, here) if _sign(c.gap_nll) in "<>"]
+    amounts = "; ".join(f"{_change(c.ratio)} at {_place(results, c, here)}" for c in shown)
     sentences = [f"{here[0].method} against {here[0].base}: {', '.join(parts)}.", f"{amounts}." if amounts else ""]
     if results.train_length not in [c.length for c in here]:
         sentences.append(f"At the training length {results.train_length} not both were measured.")
@@ -142,13 +142,13 @@ def _sign(gap: float) -> str:
     return "?" if math.isnan(gap) else "<" if gap < 0 else ">" if gap > 0 else "="
 
 
-def _told(results: Results, here: Sequence[Comparison]) -> list[Comparison]:
-    """At the training length, and at the longest."""
-    chosen = [c for c in here if c.length == results.train_length]
-    return chosen + [c for c in here[-1:] if c not in chosen]
+def _shown(results: Results, here: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons at the training length and at the longest length."""
+    return [c for c in here if c.length == results.train_length or c is here[-1]]
 
 
 def _place(results: Results, c: Comparison, here: Sequence[Comparison]) -> str:
+    """The length, and what is special about it."""
     names = ["training length"] if c.length == results.train_length else []
     names += ["longest"] if c is here[-1] and len(here) > 1 else []
     return f"{c.length} ({', '.join(names)})" if names else str(c.length)
@@ -163,35 +163,35 @@ def _change(ratio: float) -> str:
 def _evidence(results: Results, here: Sequence[Comparison]) -> list[str]:
     tested = [c for c in here if c.test == "paired t"]
     resampled = [c for c in here if c.test == "bootstrap"]
-    untested = [c for c in here if c.test == "none"]
-    sentences = []
-    if tested:
-        sentences.append(_tested(results, tested))
-    if resampled:
-        sentences.append(_resampled(results, resampled))
-    for note in dict.fromkeys(c.note for c in untested):
-        at = [c.length for c in untested if c.note == note]
-        sentences.append(f"No test at {runs_of(at, results.lengths)}: {note}.")
-    return sentences
+    untested: dict[str, list[int]] = {}
+    for c in here:
+        if c.test == "none":
+            untested.setdefault(c.note, []).append(c.length)
+    return [
+        *([_tested(results, tested)] if tested else []),
+        *([_resampled(results, resampled)] if resampled else []),
+        *(f"No test at {runs_of(at, results.lengths)}: {note}." for note, at in untested.items()),
+    ]
 
 
 def _tested(results: Results, tested: Sequence[Comparison]) -> str:
     counts = sorted({c.n for c in tested})
     n = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     values = "; ".join(
-        f"{p_text(c.p)} at {c.length} (Holm {_number(c.p_holm)})" for c in _told(results, tested) if c.p is not None
+        f"{p_text(c.p)} at {c.length} (Holm {p_number(c.p_holm)})" for c in _shown(results, tested) if c.p is not None
     )
     clear = [c.length for c in tested if c.p_holm is not None and c.p_holm < SIGNIFICANT]
     where = f"at {_lengths(clear, [c.length for c in tested], results)}" if clear else "at no length"
     return f"Paired t-test over {n} seeds: {values}; below {SIGNIFICANT:g} after Holm's correction {where}."
 
 
-def _number(p: float | None) -> str:
-    return "none" if p is None else p_text(p).removeprefix("p ").removeprefix("= ")
+def p_number(p: float | None) -> str:
+    """``p_text`` without "p =": 0.031, or < 0.0001."""
+    return "-" if p is None else p_text(p).removeprefix("p ").removeprefix("= ")
 
 
 def _resampled(results: Results, resampled: Sequence[Comparison]) -> str:
-    values = "; ".join(f"{_interval(c.ci)} at {c.length}" for c in _told(results, resampled) if c.ci)
+    values = "; ".join(f"{_interval(c.ci)} at {c.length}" for c in _shown(results, resampled) if c.ci)
     clear = [c.length for c in resampled if c.ci and (c.ci[0] > 0 or c.ci[1] < 0)]
     where = f"at {_lengths(clear, [c.length for c in resampled], results)}" if clear else "at no length"
     return (
@@ -253,25 +253,24 @@ def beyond_training(results: Results) -> list[str]:
             continue
         means = {n: spread([results.at(method, n)[seed].value for seed in seeds]).mean for n in (trained, *at)}
         if not math.isfinite(means[trained]) or math.isnan(means[at[-1]]):
-            lines.append(
-                f"{method} has no finite perplexity at {at[-1] if math.isfinite(means[trained]) else trained}."
-            )
+            where = at[-1] if math.isfinite(means[trained]) else trained
+            lines.append(f"{method} has no finite perplexity at {where}.")
             continue
         kind, ratio, text = _growth(method, [means[n] / means[trained] for n in at], at)
         groups[kind].append((ratio, text if at[-1] == beyond[-1] else f"{text} at {at[-1]}"))
-    told = []
+    sentences = []
     for kind, found in groups.items():
         ordered = [text for _, text in sorted(found, reverse=kind != "falls")]
         within = f" (within {FLAT:.0%})" if kind == "is flat" else ""
         if ordered:
-            told.append(
+            sentences.append(
                 f"Perplexity {kind}{within} from {trained} (training length) to {beyond[-1]}: {', '.join(ordered)}."
             )
-    return told + lines
+    return sentences + lines
 
 
 def _growth(method: str, ratios: Sequence[float], at: Sequence[int]) -> tuple[str, float, str]:
-    """rises, is flat or falls; by which factor at last; and in words, with the worst length if that is another."""
+    """rises, is flat or falls; the factor at the longest length; both in words, with the worst length if another."""
     last, peak = ratios[-1], max(ratio for ratio in ratios if not math.isnan(ratio))
     detour = f" ({_factor(peak)} at {at[ratios.index(peak)]})" if peak > max(1, last) * (1 + FLAT) else ""
     kind = "rises" if last > 1 + FLAT else "falls" if last < 1 - FLAT else "is flat"

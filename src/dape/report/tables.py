@@ -1,8 +1,8 @@
-"""Methods by lengths: as Markdown, for the terminal while rows still come in, as CSV and as LaTeX."""
+"""Tables of methods by lengths: as Markdown, and for a terminal while rows still come in."""
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dape.results.numbers import HIGHER_IS_BETTER, as_text, deviation
@@ -19,22 +19,22 @@ TRAINED_HERE = "(train)"
 @dataclass(frozen=True)
 class Cell:
     mean: str
-    """Empty if there is nothing yet."""
+    """Empty if nothing was measured yet."""
     std: str = ""
     """Empty with one seed."""
     seeds: str = ""
-    """How many seeds, if not as many as elsewhere."""
+    """2/3 if two of the table's three seeds were measured; empty if all were."""
     best: bool = False
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table in words, still without a format."""
+    """A table as texts, before it is formatted."""
 
     lengths: tuple[int, ...]
     train_length: int | None
     lines: tuple[tuple[str, tuple[Cell, ...]], ...]
-    """Method, and its cells by length."""
+    """Each method with its cells, one for each length."""
 
 
 def grid(results: Results, metric: str = "perplexity") -> Grid:
@@ -47,10 +47,9 @@ def grid(results: Results, metric: str = "perplexity") -> Grid:
         means = {m: found.mean for m in results.methods if (found := results.spread(m, length))}
         best = _best([mean for mean in means.values() if not math.isnan(mean)], metric)
         for method, mean in means.items():
-            # What reads the same as the best is as good: nobody could see the difference.
+            # Values that are printed alike are all marked: a reader sees no difference.
             if best is not None and as_text(mean, metric) == as_text(best, metric):
-                cell = cells[method, length]
-                cells[method, length] = Cell(cell.mean, cell.std, cell.seeds, best=True)
+                cells[method, length] = replace(cells[method, length], best=True)
     lines = tuple((m, tuple(cells[m, n] for n in results.lengths)) for m in results.methods)
     return Grid(results.lengths, results.train_length, lines)
 
@@ -80,17 +79,21 @@ def markdown_table(
     lengths: Sequence[int] = (),
     seeds: Sequence[int] = (),
 ) -> str:
-    """The lowest perplexity of each column is bold, what was not measured is "-"; below, how it was measured."""
+    """The best of each column is bold, what was not measured is "-". Below the table: how it was measured."""
     results = arrange(rows, metric=metric, methods=methods, lengths=lengths, seeds=seeds)
     table = grid(results, metric)
-    header = ["method", *(_header(n, table.train_length) for n in table.lengths)]
-    lines = [header, ["---", *("---:" for _ in table.lengths)]]
-    lines += [[method, *map(_markdown_cell, cells)] for method, cells in table.lines]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    header = ["method", *(length_header(n, table.train_length) for n in table.lengths)]
+    text = markdown_lines(header, [[method, *map(_markdown_cell, cells)] for method, cells in table.lines])
     return "\n\n".join([text, footer(results, metric), *(f"{why}." for why in results.left_out)]) + "\n"
 
 
-def _header(length: int, train_length: int | None) -> str:
+def markdown_lines(header: Sequence[str], body: Iterable[Sequence[object]], *, words: int = 1) -> str:
+    """A Markdown table. Its first ``words`` columns are aligned left, the others, numbers, right."""
+    rule = ["---"] * words + ["---:"] * (len(header) - words)
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (header, rule, *body))
+
+
+def length_header(length: int, train_length: int | None) -> str:
     return f"{length} {TRAINED_HERE}" if length == train_length else str(length)
 
 
@@ -105,18 +108,13 @@ def _one_line(cell: Cell) -> str:
 
 
 def footer(results: Results, metric: str = "perplexity") -> str:
-    """What a reader must know to judge the numbers, from the rows themselves."""
+    """How the rows were measured: seeds, protocol, windows, data and so on."""
     rows = results.every_row()
     if not rows:
         return f"No rows of {metric} yet."
-    many = len(results.seeds) > 1
-    what = (
-        f"{metric.capitalize()}, mean ± sample standard deviation over seeds"
-        if many
-        else f"{metric.capitalize()}, seed"
-    )
+    seeds = "mean ± sample standard deviation over seeds" if len(results.seeds) > 1 else "seed"
     parts = [
-        f"{what} {in_words(results.seeds)}",
+        f"{metric.capitalize()}, {seeds} {in_words(results.seeds)}",
         *_named("protocol", [row.protocol for row in rows]),
         *_named("k", [row.k for row in rows]),
         *_named("windows", [row.windows for row in rows]),
@@ -131,12 +129,13 @@ def footer(results: Results, metric: str = "perplexity") -> str:
 
 
 def _named(name: str, values: Sequence[int | str | None]) -> list[str]:
-    """``name value``, ``name low to high`` where numbers differ, all of them where words differ; nothing if unknown."""
+    """``name value``; for several numbers ``name low to high``, for several words all of them; nothing if unknown."""
     known = {value for value in values if value not in (None, "")}
     if not known:
         return []
-    if len(known) > 1 and all(isinstance(value, int) for value in known):
-        return [f"{name} {min(known)} to {max(known)}"]  # pyright: ignore[reportArgumentType]
+    numbers = [value for value in known if isinstance(value, int)]
+    if len(numbers) == len(known) > 1:
+        return [f"{name} {min(numbers)} to {max(numbers)}"]
     return [f"{name} {in_words(sorted(map(str, known)))}"]
 
 
@@ -156,9 +155,9 @@ def terminal_table(
     train_length: int | None = None,
     width: int | None = None,
 ) -> "RenderableType":
-    """The same for rich, also while it fills: "…" is still to come, the best so far of each column stands out.
+    """The same table for rich, also while rows still come in: "…" is to come, the best so far of each column is bold.
 
-    In a narrow terminal deviations go below their means; lengths that do not fit even so go into a second table.
+    In a narrow terminal, deviations are written below their means. Lengths that still do not fit go into more tables.
     """
     from rich.console import Group
     from rich.text import Text
@@ -173,37 +172,28 @@ def terminal_table(
 
 
 def _widths(table: Grid, *, tall: bool) -> list[int]:
-    """Of the column of methods, then of each length."""
-    names = max([len("method"), *(len(method) for method, _ in table.lines)])
-    columns = [
-        max(
-            len(line)
-            for text in [_head(n, table.train_length), *_texts(table, place, tall)]
-            for line in text.split("\n")
-        )
-        for place, n in enumerate(table.lengths)
-    ]
-    return [width + _PADDING for width in (names, *columns)]
+    """Width of the column of methods, then of the column of each length."""
+    columns = [["method", *(method for method, _ in table.lines)]]
+    for column, n in enumerate(table.lengths):
+        texts = (_terminal_cell(cells[column], tall=tall) for _, cells in table.lines)
+        columns.append([_two_line_header(n, table.train_length), *texts])
+    return [max(len(line) for text in column for line in text.split("\n")) + _PADDING for column in columns]
 
 
-def _texts(table: Grid, place: int, tall: bool) -> list[str]:
-    return [_terminal_cell(cells[place], tall=tall) for _, cells in table.lines]
-
-
-def _head(length: int, train_length: int | None) -> str:
+def _two_line_header(length: int, train_length: int | None) -> str:
     return f"{length}\n{TRAINED_HERE}" if length == train_length else f"{length}\n"
 
 
 def _blocks(widths: Sequence[int], room: int | None) -> list[list[int]]:
-    """Columns that fit side by side, beside the names."""
+    """Columns of lengths in groups, each of which fits into ``room`` beside the column of methods."""
     names, *columns = widths
     blocks: list[list[int]] = [[]]
     used = names
-    for place, width in enumerate(columns):
+    for column, width in enumerate(columns):
         if room is not None and blocks[-1] and used + width > room:
             blocks.append([])
             used = names
-        blocks[-1].append(place)
+        blocks[-1].append(column)
         used += width
     return blocks
 
@@ -211,20 +201,21 @@ def _blocks(widths: Sequence[int], room: int | None) -> list[list[int]]:
 def _terminal_cell(cell: Cell, *, tall: bool) -> str:
     if not cell.mean:
         return NOT_YET
-    parts = [cell.mean, *([f"±{cell.std}"] if cell.std else []), *([f"({cell.seeds})"] if cell.seeds else [])]
-    return "\n".join(parts) if tall else " ".join(parts)
+    parts = [cell.mean, f"±{cell.std}" if cell.std else "", f"({cell.seeds})" if cell.seeds else ""]
+    return ("\n" if tall else " ").join(filter(None, parts))
 
 
-def _rich_table(table: Grid, places: Sequence[int], *, tall: bool) -> "Table":
+def _rich_table(table: Grid, columns: Sequence[int], *, tall: bool) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
     made = Table(box=None, pad_edge=False, padding=(0, _PADDING, 0, 0), header_style="bold")
     made.add_column("method\n", no_wrap=True, min_width=max([6, *(len(method) for method, _ in table.lines)]))
-    for place in places:
-        made.add_column(Text(_head(table.lengths[place], table.train_length)), justify="right", no_wrap=True)
+    for column in columns:
+        header = _two_line_header(table.lengths[column], table.train_length)
+        made.add_column(Text(header), justify="right", no_wrap=True)
     for method, cells in table.lines:
-        texts = [_styled(cells[place], _terminal_cell(cells[place], tall=tall)) for place in places]
+        texts = [_styled(cells[column], _terminal_cell(cells[column], tall=tall)) for column in columns]
         made.add_row(Text(method, "cyan"), *texts)
     return made
 

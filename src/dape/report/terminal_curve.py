@@ -1,24 +1,24 @@
-"""A curve in the characters of a terminal. No matplotlib here."""
+"""A curve drawn with Braille characters, for a terminal. No matplotlib here."""
 
 import math
 from collections.abc import Sequence
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Of a Braille character, by row and column."""
+"""Bit of each dot of a Braille character, by row and column. The characters begin at U+2800."""
 
 
 def curve_lines(
     x: Sequence[float], y: Sequence[float], *, width: int, height: int = 8, logarithmic: bool = False
 ) -> list[str]:
-    """Points joined by lines, with the values at the edges; each character is 2 x 4 dots. ``logarithmic``: in x."""
+    """Points joined by lines, with the values at the edges. Each character is 2 x 4 dots. ``logarithmic``: in x."""
     across = [math.log(each) if logarithmic else each for each in x]
     low, high = min(y), max(y)
-    labels = [_short(high), *[""] * (height - 2), _short(low)]
+    labels = [f"{high:.4g}", *[""] * (height - 2), f"{low:.4g}"]
     margin = max(map(len, labels))
     columns, rows = 2 * max(4, width - margin - 2), 4 * height
     cells = [[0] * (columns // 2) for _ in range(height)]
     dots = [
-        (_place(a, across[0], across[-1], columns), rows - 1 - _place(b, low, high, rows))
+        (_dot(a, across[0], across[-1], columns), rows - 1 - _dot(b, low, high, rows))
         for a, b in zip(across, y, strict=True)
     ]
     for (x0, y0), (x1, y1) in zip(dots, dots[1:] or dots, strict=False):
@@ -35,9 +35,6 @@ def curve_lines(
     ]
 
 
-def _place(value: float, low: float, high: float, count: int) -> int:
+def _dot(value: float, low: float, high: float, count: int) -> int:
+    """Which of ``count`` dots between low and high is nearest to the value."""
     return round((value - low) / (high - low) * (count - 1)) if high > low else (count - 1) // 2
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}"
