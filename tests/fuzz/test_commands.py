@@ -316,7 +316,7 @@ def check(case: Case, answer: Answer) -> None:
 
 def named(case: Case) -> list[str]:
     """What a message about a mistake may name: a flag of the command, or what was given (odd characters escaped)."""
-    flags = [flag.name for flag in FLAGS[case.command] if flag.name.startswith("--")]
+    flags = [flag.name or flag.kind for flag in FLAGS[case.command] if flag.name != "-h"]
     given = [shown for value in case.words for shown in (value, repr(value)[1:-1]) if shown]
     return [*flags, *given, "is empty", "what was given", "name a file", "would need"]
 

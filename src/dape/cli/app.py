@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
+import tyro
 from tyro.extras import SubcommandApp
 
 from dape._version import __version__
@@ -21,6 +22,7 @@ from dape.cli.commands import COMMANDS, GROUPS, Command
 from dape.cli.fields import with_flags
 from dape.cli.help import command_help, group_help, overview
 from dape.cli.limits import check_limits
+from dape.cli.usage import mistake
 from dape.errors import UsageError
 from dape.ops.switch import kernels_mode
 from dape.verbosity import Verbosity, is_verbose, tell, use_verbosity
@@ -101,16 +103,12 @@ def _dispatch(argv: list[str]) -> int:
         with contextlib.redirect_stdout(sys.stderr):
             _help(words)
         return 2
-    try:
-        config = _parse(_expanded(argv))
-    except SystemExit as stop:  # tyro has printed an error, or a script for a shell
-        suggestion = _suggest(words) if stop.code else None
-        if suggestion:
-            print(f"Did you mean `dape {suggestion}`?", file=sys.stderr)
-        return stop.code if isinstance(stop.code, int) else 0
+    if argv[0].startswith("--tyro-"):
+        return _completion(argv)
+    command = _chosen(argv, words)
+    config = _parse(command, argv[len(command.words) :])
     check_limits(config)
     kernels_mode()  # a mistake in the environment shows here, and not in a child process after hours
-    command = next(c for c in COMMANDS if c.config is type(config))
     begin = time.monotonic()
     try:
         return command.run(config)
@@ -122,7 +120,8 @@ def _dispatch(argv: list[str]) -> int:
 def _with_default(argv: list[str]) -> list[str]:
     """`dape runs` lists them, as `dape runs DIR` does."""
     known = [command.words[1] for command in COMMANDS if command.words[0] == "runs"]
-    if argv[:1] == ["runs"] and argv[1:2] not in ([each] for each in [*known, "-h", "--help"]):
+    slip = len(argv) > 2 and difflib.get_close_matches(argv[1], known)
+    if argv[:1] == ["runs"] and not slip and argv[1:2] not in ([each] for each in [*known, "-h", "--help"]):
         return ["runs", "list", *argv[1:]]
     return argv
 
@@ -136,8 +135,7 @@ def _help(words: list[str]) -> int:
     if words[:1] and words[0] in GROUPS:
         print(group_help(words[0], GROUPS[words[0]], COMMANDS))
     elif words:
-        hint = f" Did you mean `dape help {near}`?" if (near := _suggest(words)) else ""
-        raise UsageError(f"there is no command {' '.join(words)!r}.{hint} `dape help` lists them all.")
+        raise _no_command(words)
     else:
         print(overview(DESCRIPTION, COMMANDS, GROUPS))
     return 0
@@ -152,8 +150,35 @@ def _refuse_empty(argv: list[str]) -> None:
             raise UsageError(f"{flag} is empty; is a variable of the shell not set?")
 
 
-def _parse(argv: list[str]) -> object:
-    """The chosen command's dataclass, filled in."""
+def _chosen(argv: list[str], words: list[str]) -> Command:
+    for command in COMMANDS:
+        if argv[: len(command.words)] == command.words:
+            return command
+    if not words:
+        near = difflib.get_close_matches(argv[0], ["--help", "--version", *VERBOSITY], n=1)
+        hint = f"did you mean `dape {near[0]}`?" if near else f"flags follow a command, as in `dape compare {argv[0]}`"
+        raise UsageError(f"{argv[0]}: {hint}")
+    raise _no_command(words)
+
+
+def _no_command(words: list[str]) -> UsageError:
+    near = _suggest(words)
+    hint = f" Did you mean `dape {near}`?" if near else ""
+    typed = " ".join(words[: 2 if words[0] in GROUPS else 1])
+    return UsageError(f"there is no command {typed!r}.{hint} `dape help` lists them all.")
+
+
+def _parse(command: Command, typed: list[str]) -> object:
+    """The command's dataclass, filled in."""
+    configs = {each.name: each.config for each in COMMANDS}
+    argv = command.expand(typed) if command.expand is not None else typed
+    if wrong := mistake(command.name, typed, configs):
+        raise UsageError(f"{wrong}\n(`dape help {command.name}` says more)")
+    return tyro.cli(command.config, prog=f"dape {command.name}", args=argv)
+
+
+def _completion(argv: list[str]) -> int:
+    """Tyro's scripts for shells, which know all commands."""
     app, groups = SubcommandApp(), {}
     for command in COMMANDS:
         *group, name = command.words
@@ -161,16 +186,11 @@ def _parse(argv: list[str]) -> object:
             groups[group[0]] = app.command(SubcommandApp(), name=group[0], help=GROUPS[group[0]])
         parent = groups[group[0]] if group else app
         parent.command(name=name, help=command.summary)(command.config)
-    return app.cli(prog="dape", args=argv)
-
-
-def _expanded(argv: list[str]) -> list[str]:
-    """With the flags that presets and settings files stand for."""
-    for command in COMMANDS:
-        count = len(command.words)
-        if command.expand is not None and argv[:count] == command.words:
-            return [*command.words, *command.expand(argv[count:])]
-    return argv
+    try:
+        app.cli(prog="dape", args=argv)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    return 0
 
 
 def _begins_a_command(words: list[str]) -> bool:

@@ -4,20 +4,14 @@ Tyro reads the command line; its own help shows types as Python has them (``{Non
 that a command refuses, and all flags in one box. No torch here.
 """
 
-import ast
-import functools
 import inspect
 import shutil
 import textwrap
-import types
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from dape.cli.fields import flag_of, with_flags
+from dape.cli.fields import with_flags
+from dape.cli.flags import SECTIONS, Flag, flags_of
 from dape.cli.probe import FOR_CHECKPOINT, FOR_TRAINING
 
 if TYPE_CHECKING:
@@ -48,7 +42,6 @@ GROUPS: Mapping[str, set[str]] = {
 OWN_GROUPS: Mapping[str, Mapping[str, set[str]]] = {
     "probe": {"With CHECKPOINT": set(FOR_CHECKPOINT), "With --train": set(FOR_TRAINING)}
 }
-SECTIONS = {"model": "The model", "train": "Training", "where": "On a cluster", "config": "The study"}
 CHAPTERS = {
     "Begin": ("compare", "list", "draw", "doctor"),
     "Train and measure": ("prepare", "train", "eval", "generate", "probe", "che"),
@@ -64,17 +57,6 @@ GLOBAL = {
     "-v, --verbose": "progress more often, and where an error comes from",
     "-V, --version": "the version: `dape version` is the same",
 }
-
-
-@dataclass(frozen=True)
-class Flag:
-    name: str
-    shown: str
-    """As it is typed, with what follows it."""
-    text: str
-    group: str
-    """Empty for what belongs to the command itself."""
-    positional: bool = False
 
 
 # Of dape itself ------------------------------------------------------------------------------------------------------
@@ -161,71 +143,3 @@ def _filled(text: str, **indents: Any) -> str:
     return textwrap.fill(
         " ".join(text.split()), max(width, 40), break_long_words=False, break_on_hyphens=False, **indents
     )
-
-
-# Fields as flags -----------------------------------------------------------------------------------------------------
-
-
-def flags_of(config: type, group: str = "") -> Iterator[Flag]:
-    """The fields of a command's settings and of the sections in them."""
-    hints, texts = get_type_hints(config, include_extras=True), _docstrings(config)
-    for each in fields(config):
-        kind, marks = _unwrapped(hints[each.name])
-        if is_dataclass(kind):
-            assert isinstance(kind, type)
-            yield from flags_of(kind, SECTIONS.get(each.name, each.name.capitalize()))
-        elif tyro.conf.Suppress not in marks:
-            default = each.default if each.default_factory is MISSING else each.default_factory()
-            positional = tyro.conf.Positional in marks
-            values = next((m.metavar for m in marks if getattr(m, "metavar", None)), None) or _values(kind, each.name)
-            shown = values if positional else _typed(each.name, kind, values, default)
-            yield Flag(each.name, shown, _explained(texts.get(each.name, ""), default), group, positional)
-
-
-def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Without what is said about it, and without None; and what was said."""
-    marks = getattr(hint, "__metadata__", ())
-    kind = hint.__origin__ if marks else hint
-    if get_origin(kind) in (Union, types.UnionType):
-        kinds = [of for of in get_args(kind) if of is not type(None)]
-        kind = kinds[0] if len(kinds) == 1 else kind
-    return kind, marks
-
-
-def _values(kind: Any, name: str) -> str:
-    if get_origin(kind) is Literal:
-        return "{" + ",".join(map(str, get_args(kind))) + "}"
-    if get_origin(kind) is tuple:
-        inner, *more = get_args(kind)
-        return f"{_values(inner, name)} ..." if more == [...] else " ".join(_values(of, name) for of in (inner, *more))
-    return {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}.get(kind, name.upper())
-
-
-def _typed(name: str, kind: Any, values: str, default: Any) -> str:
-    if kind is bool and default is None:
-        return f"{flag_of(name)} {{True,False}}"
-    if kind is bool:
-        return f"{flag_of(name)}, {flag_of(f'no_{name}')}" if default else flag_of(name)
-    return f"{flag_of(name)} {values}"
-
-
-def _explained(text: str, default: Any) -> str:
-    """With the default, unless there is none or the text tells it."""
-    if default is MISSING or default in (None, (), "", False, {}) or "by default" in text:
-        return text
-    words = "on" if default is True else " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
-    return f"{text} [{words}]"
-
-
-@functools.cache
-def _docstrings(config: type) -> dict[str, str]:
-    """What stands below each field, also below those of the classes that it comes from."""
-    found: dict[str, str] = {}
-    for each in reversed([kind for kind in config.__mro__ if is_dataclass(kind)]):
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
-        assert isinstance(tree, ast.ClassDef)
-        for field, below in zip(tree.body, tree.body[1:], strict=False):
-            text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else None
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
-                found[field.target.id] = " ".join(text.split())
-    return found
