@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
-from tests.ops.attention.bounds import HALF, Exact, Rounding, excess, named_parameters
+from tests.ops.attention.bounds import FEATURES, HALF, Exact, Rounding, excess, named_parameters
 from torch import Tensor
 
 import dape
@@ -72,9 +72,8 @@ class Case:
 # Drawing -------------------------------------------------------------------------------------------------------------
 
 
-# No bound has been derived yet for what reads features of tokens (fox, inkling): tests/positional compares those.
-PLAIN = sorted(name for name, entry in ENTRIES.items() if not entry.features)
-WRAPPED = sorted(name for name, entry in encodings().items() if name not in ENTRIES and not entry.features)
+PLAIN = sorted(ENTRIES)
+WRAPPED = sorted(set(encodings()) - set(ENTRIES))
 NAMES = [*PLAIN, *PLAIN, *WRAPPED]
 """The wraps about as often as what they are put on."""
 
@@ -144,7 +143,7 @@ def cases(draw: st.DrawFn, impls: Sequence[str] = IMPLS, dtypes: Sequence[torch.
         kv_heads=kv_heads,
         width=width,
         value_width=draw(WIDTHS) if draw(st.booleans()) else width,
-        causal=draw(st.booleans()) or base == "cope",
+        causal=draw(st.booleans()) or not ENTRIES[base].load().supports_bidirectional,
         positions=positions,
         **sizes,
         **draw(CALL),
@@ -250,6 +249,17 @@ def arguments(case: Case) -> dict[str, Any]:
     return found
 
 
+def features(case: Case, pe: PositionalEncoding) -> dict[str, tuple[Tensor, Tensor]]:
+    """The argument of the call, for encodings that read any: features of unrelated queries and keys."""
+    if not pe.needs_features:
+        return {}
+    generator = case.generator
+    drawn = (torch.randn(case.batch, t, 16, generator=generator) for t in (case.queries, case.keys))
+    made = (pe.features(x.to(torch.float64 if case.dtype == torch.float64 else torch.float32)) for x in drawn)
+    of_queries, of_keys = (x.detach() for x in made if x is not None)
+    return {"features": (of_queries, of_keys)}
+
+
 def placed(case: Case) -> tuple[Tensor, Tensor]:
     """Positions in the integers of the case, or in int64 where they do not fit."""
     q, k, generator = torch.arange(case.queries), torch.arange(case.keys), case.generator
@@ -334,10 +344,12 @@ class Seen:
 def seen(case: Case) -> Seen:
     """One call, forward and backward, and the same in float64."""
     pe, (q, k, v, towards), call = encoding(case), tensors(case), arguments(case)
+    call |= features(case, pe)
+    read = [x.requires_grad_() for x in call.get("features", ())]
     q, k, v = (x.requires_grad_() for x in (q, k, v))
     with small_tiles(case):
         out, choice = dape.attention(q, k, v, pe, impl=usable_impl(case, pe, q), explain=True, **call)
-        wanted = {"q": q, "k": k, "v": v, **named_parameters(pe)}
+        wanted = {"q": q, "k": k, "v": v, **dict(zip(FEATURES, read, strict=False)), **named_parameters(pe)}
         found = torch.autograd.grad(out, list(wanted.values()), towards, allow_unused=True)
     gradients = (torch.zeros_like(x) if g is None else g for x, g in zip(wanted.values(), found, strict=True))
     rounding = Rounding(

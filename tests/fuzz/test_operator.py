@@ -16,7 +16,18 @@ import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 from tests.fuzz.cases import fuzzed
-from tests.fuzz.operator_cases import Case, arguments, cases, encoding, judge, seen, small_tiles, tensors, usable_impl
+from tests.fuzz.operator_cases import (
+    Case,
+    arguments,
+    cases,
+    encoding,
+    features,
+    judge,
+    seen,
+    small_tiles,
+    tensors,
+    usable_impl,
+)
 from tests.ops.attention.bounds import Exact, Rounding, excess
 
 import dape
@@ -97,7 +108,7 @@ def test_a_memory_changes_nothing(case: Case, steps: list[int]):
     """Of the last keys, a few queries each; the parameters may change on the way."""
     case = replace(case, queries=8, keys=70, causal=True, positions="none", documents=False)
     pe, (q, k, v, towards), call, memory = encoding(case), tensors(case), arguments(case), LagMemory()
-    keys = 8
+    read, keys = features(case, pe).get("features"), 8
     for step, queries in enumerate(steps):
         keys = min(70, keys + queries)
         if step == 2:
@@ -107,6 +118,7 @@ def test_a_memory_changes_nothing(case: Case, steps: list[int]):
         now = {
             **call,
             **({"key_padding_mask": call["key_padding_mask"][:, :keys]} if "key_padding_mask" in call else {}),
+            **({"features": (read[0][:, :queries], read[1][:, :keys])} if read is not None else {}),
         }
         given_now = (q[:, :, :queries], k[:, :, :keys], v[:, :, :keys])
         with small_tiles(case), torch.no_grad():
@@ -127,6 +139,7 @@ def test_what_is_not_finite_stays_where_it_is(case: Case, where: str, what: floa
     PyTorch's own attention, which returns zeros for a row of few keys that are all NaN."""
     case = replace(case, values="usual", parameters="usual", layouts=("plain", "plain", "plain"))
     pe, (q, k, v, _), call = encoding(case), tensors(case), arguments(case)
+    call |= features(case, pe)
     x = {"q": q, "k": k, "v": v}[where]
     if not x.numel():
         return

@@ -29,7 +29,9 @@ from dape.positional.base import (
 from dape.positional.cope import Cope
 from dape.positional.dape import Dape, DapeV2, DapeWrapper
 from dape.positional.fire import EPSILON, Fire, psi
+from dape.positional.fox import Fox
 from dape.positional.grid import Grid
+from dape.positional.inkling import Inkling
 from dape.positional.kerple import Kerple, KerplePower, in_range
 from dape.positional.sandwich import Sandwich
 from dape.positional.sinusoidal import sinusoid
@@ -39,6 +41,8 @@ from dape.positional.transformer_xl import TransformerXL
 HALF = (torch.float16, torch.bfloat16)
 FEW = 48
 """Operations of a path that are no sums: scaling, base 2, the bias itself (at most 16, see docs/numerics.md), ..."""
+FEATURES = ("q_features", "k_features")
+"""Of an encoding that reads any: inputs of a call as q and k are, named as in a grid."""
 LARGEST_SIZE = 2.0**120
 """Beyond this size of the logits float32 may overflow, and nothing is promised."""
 
@@ -93,6 +97,8 @@ class Sizes:
     k: Tensor
     q_size: Tensor
     k_size: Tensor
+    features: dict[str, Tensor]
+    """Their absolute values, which gradients are taken of."""
     leaves: dict[int, Tensor]
     """By the id of a parameter: its absolute value, which gradients are taken of."""
     relative: float
@@ -150,6 +156,10 @@ class Sizes:
                 return self._kerple(pe)
             case Alibi() | Sandwich():
                 return Sized.of(pe.bias_on(self.grid).detach())
+            case Fox():
+                return self._fox(pe)
+            case Inkling():
+                return self._inkling(pe)
         raise NotImplementedError(f"no size is known for the bias of {type(pe).__name__}; add it here")
 
     def _kerple(self, pe: Kerple) -> Sized:
@@ -189,6 +199,22 @@ class Sizes:
         x = replace(x, doubt=x.doubt + doubtful.unsqueeze(-3))
         hidden = self._affine(pe.first, x).leaky(pe.slope, self.relative)
         return self._affine(pe.second, hidden)
+
+    def _fox(self, pe: Fox) -> Sized:
+        """Of differences: however far the text is, sums of gates are subtracted before they are rounded."""
+        value = pe.bias_on(self.grid).detach()
+        rows, keys = (self.features[name].transpose(-1, -2) for name in FEATURES)
+        moved = rows.unsqueeze(-1) + keys.unsqueeze(-2)
+        return Sized.of(value, value.abs() + moved - moved.detach())
+
+    def _inkling(self, pe: Inkling) -> Sized:
+        _, profiles = self.of(pe.profiles)
+        r = self.features["q_features"].unflatten(-1, (pe.dims.num_heads, pe.rank)).transpose(-2, -3)
+        by_lag, lag = (r * pe.temperature(self.grid)) @ profiles, self.grid.lag().unsqueeze(-3)
+        extent = profiles.shape[1]
+        index = lag.clamp(0, extent - 1).expand(*by_lag.shape[:-1], lag.shape[-1])
+        size = by_lag.gather(-1, index).masked_fill((lag < 0) | (lag >= extent), 0.0)
+        return Sized.of(pe.bias_on(self.grid).detach(), size)
 
     def _dape(self, pe: Dape, scores: Sized) -> Sized:
         if not pe.has_bias:
@@ -309,13 +335,16 @@ class Exact:
         self.pe = deepcopy(self.pe).double()
         self.q, self.k, self.v, self.towards = (x.detach().double() for x in (self.q, self.k, self.v, self.towards))
         options = {"causal": True, "q_pos": None, "k_pos": None, "key_padding_mask": None, **self.call}
-        grid = make_grid(self.q, self.k, **options)
-        self.settled, self.grid = self.pe.settle(grid)
+        given = options.pop("features", None)
+        self.features = {} if given is None else dict(zip(FEATURES, (x.detach().double() for x in given), strict=True))
+        self.settled, grid = self.pe.settle(make_grid(self.q, self.k, **options))
+        self.grid = replace(grid, **self.features)
         self.parameters = named_parameters(self.pe)
         if self.q.numel() and self.k.numel():
             self._run()
         else:  # nothing is computed: zeros, exactly
-            names = {"output": self.towards, "q": self.q, "k": self.k, "v": self.v, **self.parameters}
+            inputs = {"output": self.towards, "q": self.q, "k": self.k, "v": self.v, **self.features}
+            names = {**inputs, **self.parameters}
             self.values = {name: torch.zeros_like(x) for name, x in names.items()}
             self.bounds = self.values
 
@@ -323,17 +352,17 @@ class Exact:
         """The definition, with the gradient of the logits kept."""
         leaves = {"q": self.q, "k": self.k, "v": self.v}
         q, k, v = (x.clone().requires_grad_() for x in leaves.values())
-        self.turned_q, self.turned_k = self.settled.rotate(q, k, self.grid)
-        logits = self.settled.logits(
-            scaled_scores(self.turned_q, self.turned_k), self.turned_q, self.turned_k, self.grid
-        )
-        weights = masked_softmax(logits, self.grid.visible())
+        features = {name: x.clone().requires_grad_() for name, x in self.features.items()}
+        grid = replace(self.grid, **features)
+        self.turned_q, self.turned_k = self.settled.rotate(q, k, grid)
+        logits = self.settled.logits(scaled_scores(self.turned_q, self.turned_k), self.turned_q, self.turned_k, grid)
+        weights = masked_softmax(logits, grid.visible())
         out = weights @ share_heads(v, q.shape[1])
-        wanted = [logits, q, k, v, *self.parameters.values()]
+        wanted = [logits, q, k, v, *features.values(), *self.parameters.values()]
         found = torch.autograd.grad(out, wanted, self.towards, allow_unused=True)
         zeros = [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)]
         self.logits, self.weights, self.d_logits = logits.detach(), weights.detach(), zeros[0]
-        names = ["q", "k", "v", *self.parameters]
+        names = ["q", "k", "v", *self.features, *self.parameters]
         self.values = {"output": out.detach(), **dict(zip(names, zeros[1:], strict=True))}
 
     @cached_property
@@ -362,7 +391,7 @@ class Exact:
     def _sizes(self) -> tuple[dict[str, Tensor], Sized]:
         leaves = {
             name: x.detach().abs().clone().requires_grad_()
-            for name, x in (("q", self.q), ("k", self.k), *self.parameters.items())
+            for name, x in {"q": self.q, "k": self.k, **self.features, **self.parameters}.items()
         }
         sizes = (leaves["q"], leaves["k"])
         if self._turns:
@@ -379,6 +408,7 @@ class Exact:
             k=self.turned_k.detach(),
             q_size=sizes[0],
             k_size=sizes[1],
+            features={name: leaves[name] for name in self.features},
             leaves={id(p): leaves[name] for name, p in self.parameters.items()},
             relative=self._relative,
         ).logits()
@@ -473,6 +503,8 @@ class Exact:
         return twice * bound + unit(dtype) * (value + bound)
 
     def _dtype_of(self, name: str) -> torch.dtype:
+        if name in self.features:
+            return self.call["features"][FEATURES.index(name)].dtype
         return named_parameters(self.given)[name].dtype
 
 

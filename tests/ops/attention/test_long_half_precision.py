@@ -4,9 +4,11 @@ Few queries, the last of them, so that a case takes seconds; outputs and all gra
 ``python -m tests.ops.attention.test_long_half_precision`` prints the table of docs/numerics.md.
 """
 
+from typing import Any
+
 import pytest
 import torch
-from tests.ops.attention.bounds import Exact, Rounding, excess, named_parameters, unit
+from tests.ops.attention.bounds import FEATURES, Exact, Rounding, excess, named_parameters, unit
 from torch import Tensor
 
 import dape
@@ -34,13 +36,19 @@ def run(name: str, dtype: torch.dtype, impl: str, keys: int = KEYS) -> tuple[Exa
     q, k, v, towards = (
         torch.randn(1, HEADS, t, WIDTH, generator=generator).to(dtype) for t in (QUERIES, keys, keys, QUERIES)
     )
-    wanted = {"q": q, "k": k, "v": v, **named_parameters(pe)}
+    call: dict[str, Any] = {}
+    if pe.needs_features:
+        made = pe.features(torch.randn(1, keys, 16, generator=generator))
+        assert made is not None
+        call["features"] = tuple(x.detach().requires_grad_() for x in (made[:, -QUERIES:], made))
+    read = dict(zip(FEATURES, call.get("features", ()), strict=False))
+    wanted = {"q": q, "k": k, "v": v, **read, **named_parameters(pe)}
     for x in (q, k, v):
         x.requires_grad_()
-    out, choice = dape.attention(q, k, v, pe, impl=impl, explain=True)
+    out, choice = dape.attention(q, k, v, pe, impl=impl, explain=True, **call)
     found = torch.autograd.grad(out, list(wanted.values()), towards, allow_unused=True)
     zeros = (torch.zeros_like(x) if g is None else g for x, g in zip(wanted.values(), found, strict=True))
-    exact = Exact(pe, q, k, v, towards, Rounding(dtype, weights=choice.impl == "sdpa"), {})
+    exact = Exact(pe, q, k, v, towards, Rounding(dtype, weights=choice.impl == "sdpa"), call)
     return exact, {"output": out.detach(), **dict(zip(wanted, zeros, strict=True))}, choice.impl
 
 
