@@ -79,6 +79,10 @@ def test_files_table_and_rows(here, capsys):
         ) and row.run == f"{row.method}-seed{row.seed}"
         assert row.data_hash == json.loads(Path("out/data/manifest.json").read_text())["hash"]
         assert row.extra["data"] == "words" and row.extra["device"] == "cpu" and row.extra["torch"]
+        assert row.extra["train_tokens"] == 4 * 2 * 8 and row.extra["step_ms"] > 0
+    sizes = {run: sum(x.numel() for x in weights(run).values()) for run in here}
+    added = {row.method: row.extra["encoding_parameters"] for row in rows}
+    assert added["rope"] == 0 and added["dape-kerple"] == sizes["dape-kerple-seed0"] - sizes["rope-seed0"] > 0
     assert "2 encodings x 2 seeds = 4 runs" in shown.out and "4 steps of 2 x 8 tokens of words" in shown.out
     assert "the last 4 of 8, 16 tokens, 5 windows, packed" in shown.out
     for name in ("table.md", "summary.md"):

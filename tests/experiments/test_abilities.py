@@ -29,7 +29,7 @@ def test_a_model_for_every_test_and_method(here, tmp_path, capsys):
     assert len({r.data_hash for r in rows}) == 2
     text = (tmp_path / "out" / "table.md").read_text()
     assert "left out" not in text and "| 32 (train) | 70 |" in text
-    assert "trained on 192 tokens" in text and ABILITIES["copying"].isolates in text
+    assert "| tokens seen |" in text and "| 192 |" in text and ABILITIES["copying"].isolates in text
     assert "has not learned the test" in capsys.readouterr().out
 
     here.clear()

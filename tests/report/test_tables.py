@@ -93,6 +93,22 @@ def test_footer_tells_how_it_was_measured(make_rows):
     assert "steps 300 to 600" in markdown_table([*rows, *make_rows({"alibi": {128: 4.0}}, step=300)])
 
 
+def test_what_runs_cost(make_rows):
+    """Means over the seeds, of whatever rows tell; a table of rows that tell nothing has no such columns."""
+    rows = make_rows({"rope": {64: [4.0, 4.2], 128: [4.0, 4.2]}, "t5": {64: [4.0, 5.0]}, "old": {64: 4.0}})
+    told = {
+        "rope-seed0": {"train_tokens": 409600, "encoding_parameters": 0, "step_ms": 20.4},
+        "rope-seed1": {"train_tokens": 409600, "encoding_parameters": 0, "step_ms": 30.4},
+        "t5-seed0": {"train_tokens": 409600, "encoding_parameters": 1280},
+    }
+    rows = [replace(row, extra=told.get(row.run, {})) for row in rows]
+    table = cells(markdown_table(rows))
+    assert table["rope"]["tokens seen"] == table["t5"]["tokens seen"] == "409,600"
+    assert [table[m]["parameters added"] for m in ("rope", "t5", "old")] == ["0", "1,280", "-"]
+    assert [table[m]["ms a step"] for m in ("rope", "t5", "old")] == ["25", "-", "-"]
+    assert "parameters" in "\n".join(shown(terminal_table(rows, width=120), 120))
+
+
 def test_rows_that_cannot_be_compared_are_named_not_shown(make_rows):
     rows = make_rows({"alibi": {128: 4.0}, "kerple": {128: 4.1}})
     text = markdown_table([*rows, *make_rows({"rope": {128: 1.0}}, data_hash="other")])

@@ -1,6 +1,7 @@
 """A run that trains a language model and measures its perplexity against length."""
 
 import json
+import statistics
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from dape.experiments.grid import Effort
 from dape.experiments.job import Job, Stop, Test, Watch
 from dape.models.config import DecoderConfig
 from dape.training.config import TrainConfig
-from dape.training.run import FREE_TO_CHANGE, RunConfig
+from dape.training.run import FREE_TO_CHANGE, RunConfig, read_metrics
 
 if TYPE_CHECKING:
     from dape.evaluation.perplexity import Subject
@@ -81,8 +82,26 @@ class LanguageModelJob(Job):
             data_hash=trainer.corpus.hash,
             tokenizer=trainer.corpus.tokenizer.name,
             variant=self.variant,
-            extra={**provenance(), "data": trainer.corpus.name, "device": self.device, **self.extra},
+            extra={**provenance(), "data": trainer.corpus.name, "device": self.device, **costs(trainer), **self.extra},
         )
+
+
+def costs(trainer: "LanguageModelTrainer") -> dict[str, Any]:
+    """Tokens trained on, parameters that nope does not have, and the median time of a step."""
+    from dape.training.cost import encoding_parameters
+
+    config, found = trainer.config, median_step_ms(trainer.folder, trainer.task.tokens)
+    return {
+        "train_tokens": trainer.step * trainer.task.tokens,
+        "encoding_parameters": encoding_parameters(config.model),
+        **({} if found is None else {"step_ms": found}),
+    }
+
+
+def median_step_ms(folder: Path, tokens: int) -> float | None:
+    """Of the steps that metrics.jsonl tells, the first left out where there are others: it warms caches."""
+    speeds = [line["tokens_per_second"] for line in read_metrics(folder) if line.get("tokens_per_second")]
+    return 1e3 * tokens / statistics.median(speeds[1:] or speeds) if speeds else None
 
 
 # What grids of such runs share ---------------------------------------------------------------------------------------

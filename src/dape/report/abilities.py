@@ -1,4 +1,4 @@
-"""Results of the generated tests: a table per test, with the ability it isolates and the tokens trained on."""
+"""Results of the generated tests: a table per test, with the ability it isolates."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,8 @@ def tests_markdown(rows: Sequence[Row]) -> str:
     parts = []
     for test in dict.fromkeys(row.protocol for row in rows):
         own = [row for row in rows if row.protocol == test]
-        seen = sorted({int(row.extra.get("train_tokens", 0)) for row in own})
-        trained = " or ".join(f"{tokens:,}" for tokens in seen)
         isolates = ABILITIES[test].isolates if test in ABILITIES else ""
-        parts.append(f"**{test}**, {isolates}; trained on {trained} tokens\n\n{markdown_table(own, metric='accuracy')}")
+        parts.append(f"**{test}**, {isolates}\n\n{markdown_table(own, metric='accuracy')}")
     return "\n".join(parts)
 
 

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TRAINED_HERE = "(train)"
+COSTS = {
+    ("tokens", "seen"): "train_tokens",
+    ("parameters", "added"): "encoding_parameters",
+    ("ms", "a step"): "step_ms",
+}
+"""What the training of a method took: head of the column, name in ``Row.extra``."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +37,14 @@ class Cell:
 class Grid:
     """A table as texts, before it is formatted."""
 
-    lengths: tuple[int, ...]
-    train_length: int | None
+    heads: tuple[tuple[str, str], ...]
+    """Two words for each column: a length and perhaps "(train)"; for a cost, what it is and its unit."""
     lines: tuple[tuple[str, tuple[Cell, ...]], ...]
-    """Each method with its cells, one for each length."""
+    """Each method with its cells, one for each column."""
 
 
-def grid(results: Results, metric: str = "perplexity") -> Grid:
+def grid(results: Results, metric: str = "perplexity", *, train_length: int | None = None) -> Grid:
+    """A column for each length, then one for each cost that rows tell. ``train_length`` is for tables without rows."""
     cells = {
         (m, n): _cell(results.spread(m, n), len(results.seeds), metric)
         for m in results.methods
@@ -50,8 +57,25 @@ def grid(results: Results, metric: str = "perplexity") -> Grid:
             # Values that are printed alike are all marked: a reader sees no difference.
             if best is not None and as_text(mean, metric) == as_text(best, metric):
                 cells[method, length] = replace(cells[method, length], best=True)
-    lines = tuple((m, tuple(cells[m, n] for n in results.lengths)) for m in results.methods)
-    return Grid(results.lengths, results.train_length, lines)
+    trained, costs = train_length or results.train_length, _costs(results)
+    heads = [(str(n), TRAINED_HERE if n == trained else "") for n in results.lengths]
+    lines = tuple(
+        (m, (*(cells[m, n] for n in results.lengths), *(Cell(cost.get(m, "")) for cost in costs.values())))
+        for m in results.methods
+    )
+    return Grid((*heads, *costs), lines)
+
+
+def _costs(results: Results) -> dict[tuple[str, str], dict[str, str]]:
+    """By column and method: the mean over seeds of what the first row of each seed tells."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for method in results.methods:
+        rows = {seed: row for n in reversed(results.lengths) for seed, row in results.at(method, n).items()}
+        for head, name in COSTS.items():
+            told = [row.extra[name] for row in rows.values() if isinstance(row.extra.get(name), int | float)]
+            if told:
+                found.setdefault(head, {})[method] = f"{sum(told) / len(told):,.0f}"
+    return {head: found[head] for head in COSTS if head in found}
 
 
 def _best(means: Sequence[float], metric: str) -> float | None:
@@ -82,7 +106,7 @@ def markdown_table(
     """The best of each column is bold, what was not measured is "-". Below the table: how it was measured."""
     results = arrange(rows, metric=metric, methods=methods, lengths=lengths, seeds=seeds)
     table = grid(results, metric)
-    header = ["method", *(length_header(n, table.train_length) for n in table.lengths)]
+    header = ["method", *one_line_heads(table)]
     text = markdown_lines(header, [[method, *map(_markdown_cell, cells)] for method, cells in table.lines])
     return "\n\n".join([text, footer(results, metric), *(f"{why}." for why in results.left_out)]) + "\n"
 
@@ -93,8 +117,8 @@ def markdown_lines(header: Sequence[str], body: Iterable[Sequence[object]], *, w
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (header, rule, *body))
 
 
-def length_header(length: int, train_length: int | None) -> str:
-    return f"{length} {TRAINED_HERE}" if length == train_length else str(length)
+def one_line_heads(table: Grid) -> list[str]:
+    return [" ".join(filter(None, head)) for head in table.heads]
 
 
 def _markdown_cell(cell: Cell) -> str:
@@ -163,8 +187,7 @@ def terminal_table(
     from rich.text import Text
 
     results = arrange(rows, metric=metric, methods=methods, lengths=lengths, seeds=seeds)
-    table = grid(results, metric)
-    table = Grid(table.lengths, train_length or table.train_length, table.lines)
+    table = grid(results, metric, train_length=train_length)
     tall = width is not None and sum(_widths(table, tall=False)) > width
     blocks = _blocks(_widths(table, tall=tall), width)
     notes = [footer(results, metric), *(f"{why}." for why in results.left_out)]
@@ -172,20 +195,16 @@ def terminal_table(
 
 
 def _widths(table: Grid, *, tall: bool) -> list[int]:
-    """Width of the column of methods, then of the column of each length."""
+    """Width of the column of methods, then of each other column."""
     columns = [["method", *(method for method, _ in table.lines)]]
-    for column, n in enumerate(table.lengths):
+    for column, head in enumerate(table.heads):
         texts = (_terminal_cell(cells[column], tall=tall) for _, cells in table.lines)
-        columns.append([_two_line_header(n, table.train_length), *texts])
+        columns.append([*head, *texts])
     return [max(len(line) for text in column for line in text.split("\n")) + _PADDING for column in columns]
 
 
-def _two_line_header(length: int, train_length: int | None) -> str:
-    return f"{length}\n{TRAINED_HERE}" if length == train_length else f"{length}\n"
-
-
 def _blocks(widths: Sequence[int], room: int | None) -> list[list[int]]:
-    """Columns of lengths in groups, each of which fits into ``room`` beside the column of methods."""
+    """Columns in groups, each of which fits into ``room`` beside the column of methods."""
     names, *columns = widths
     blocks: list[list[int]] = [[]]
     used = names
@@ -212,8 +231,7 @@ def _rich_table(table: Grid, columns: Sequence[int], *, tall: bool) -> "Table":
     made = Table(box=None, pad_edge=False, padding=(0, _PADDING, 0, 0), header_style="bold")
     made.add_column("method\n", no_wrap=True, min_width=max([6, *(len(method) for method, _ in table.lines)]))
     for column in columns:
-        header = _two_line_header(table.lengths[column], table.train_length)
-        made.add_column(Text(header), justify="right", no_wrap=True)
+        made.add_column(Text("\n".join(table.heads[column])), justify="right", no_wrap=True)
     for method, cells in table.lines:
         texts = [_styled(cells[column], _terminal_cell(cells[column], tall=tall)) for column in columns]
         made.add_row(Text(method, "cyan"), *texts)

@@ -21,7 +21,7 @@ from dape.report.page.blocks import (
 )
 from dape.report.page.panels import Panel
 from dape.report.summary import SIGNIFICANT, beyond_training, caveats, lowest
-from dape.report.tables import footer, grid
+from dape.report.tables import footer, grid, one_line_heads
 from dape.results.numbers import HIGHER_IS_BETTER, as_text, p_text
 from dape.results.paper import TITLES, Published
 from dape.results.records import Row
@@ -179,20 +179,22 @@ def values_table(results: Results, panel: Panel, tests: Sequence[Comparison]) ->
     """Means over seeds with their deviations; the best of a length and significant differences are marked."""
     metric = panel.kind
     by_cell = {(test.method, test.length): test for test in tests}
-    lines = []
-    for method, cells in grid(results, metric).lines:
+    lines, words = [], grid(results, metric)
+    for method, cells in words.lines:
         counts = sorted({len(at) for n in results.lengths if (at := results.at(method, n))})
         line = [*text_cells(method), Cell("-".join(map(str, counts)), counts[-1] if counts else None)]
-        for length, cell in zip(results.lengths, cells, strict=True):
+        costs = [
+            Cell(c.mean, float(c.mean.replace(",", "")) if c.mean else None) for c in cells[len(results.lengths) :]
+        ]
+        for length, cell in zip(results.lengths, cells, strict=False):
             found, test = results.spread(method, length), by_cell.get((method, length))
             values = {seed: row.value for seed, row in results.at(method, length).items()}
             marks = {"mark": mark_of(test), "title": in_short(test) if test else "", "best": cell.best}
             line.append(spread_cell(values, found, metric, **marks) if found else NOTHING)
-        lines.append(line)
-    lengths = [f"{n} (train)" if n == results.train_length else str(n) for n in results.lengths]
+        lines.append([*line, *costs])
     return Table(
         f"{_name(metric)} by method and length: ours",
-        ["method", "seeds", *lengths],
+        ["method", "seeds", *one_line_heads(words)],
         lines,
         notes=[footer(results, metric), *_how_tested(results, panel, tests)],
         swatches=True,
