@@ -1,6 +1,7 @@
 """``dape che``: from the command line to the table, in child processes; what it says when that is impossible."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -50,12 +51,17 @@ def test_runs_tables_and_going_on(tmp_path, capsys):
     assert "steps was 3, now 4" in capsys.readouterr().err
 
 
+def children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.mark.slow
 def test_budget_from_beginning_to_end_and_again(tmp_path, capsys):
     command = ["che", "--budget", "0.5", "--tasks", "even_pairs", "--methods", "alibi", "--out", str(tmp_path), *SMALL]
-    begin = time.monotonic()
+    begin = children_seconds()
     assert main(command) == 0
-    assert time.monotonic() - begin < 60
+    assert children_seconds() - begin < 60  # of one processor: the half minute, and what starting takes
     first = capsys.readouterr().out
     assert "reduced: 1 seed instead of at least 3" in first and "test lengths instead of 460" in first
     assert main(command) == 0
