@@ -183,7 +183,9 @@ def test_rows_of_other_data_scale_or_training_length_are_not_compared(make_rows)
     rows += make_rows({"rope": {256: 7.0}}, train_length=64)
     panels = split(rows)
     assert [len(panel.rows) for panel in panels] == [1, 1, 1, 1]
-    assert "books" in panels[1].among and "125m" in panels[2].among and "trained at 64" in panels[3].among
+    assert (
+        "books" in panels[1].difference and "125m" in panels[2].difference and "trained at 64" in panels[3].difference
+    )
     assert "Perplexity against length: " in build_page([Section("A", rows=rows)], "T")
 
 

@@ -376,12 +376,14 @@ document.addEventListener("focusin", (event) => {
 def test_without_scripts_tables_and_claims_are_there(browser, page):
     browser.command("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
-        browser.open(page)
+        browser.open(page, scheme="dark")
     finally:
         browser.command("Emulation.setScriptExecutionDisabled", {"value": False})
     assert browser.count("svg.marks") == 0 and browser.count("#s1 .of-ours tbody tr") == 7
     hidden = "return [...document.querySelectorAll('.needs-script')].every(e => e.offsetParent === null)"
     assert browser.run(hidden) and "6.421" in browser.run("return document.body.innerText")
+    stroke = "return getComputedStyle(document.querySelector('#s1 .swatch line')).stroke"
+    assert browser.run(stroke) == "rgb(232, 232, 232)", "on a dark page rope's line is light"
 
 
 # Hostile names -------------------------------------------------------------------------------------------------------

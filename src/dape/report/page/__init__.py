@@ -1,8 +1,8 @@
 """Results as one HTML page that needs no network: sections of rows in, text out. No torch here.
 
-``section`` says what goes in, ``build`` puts the page together. ``blocks`` holds what a section is made of; ``curves``,
-``tasks``, ``claims``, ``explorer`` and ``provenance`` each make some of that. ``page.html``, ``page.css``, ``*.js`` and
-``charts/*.json`` (Vega-Lite) are what is seen.
+``section`` holds the input, ``build`` makes the page. ``panels`` groups the rows that share a chart. ``curves``,
+``tasks``, ``explorer`` and ``provenance`` make the parts of a section; their types are in ``blocks``. ``page.html``,
+``page.css``, ``*.js`` and ``charts/*.json`` (Vega-Lite) are the page's template, style, scripts and charts.
 """
 
 from dape.report.page.build import GENERATOR, build_page

@@ -1,4 +1,4 @@
-"""What a section of the page is made of: blocks with tables and charts, still without HTML."""
+"""The parts of a section: blocks with tables and charts, before they become HTML."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,11 +8,11 @@ from typing import Any
 from dape.positional.catalogue import ENTRIES
 from dape.positional.names import parse
 from dape.report.looks import COLOURS, DASH_DOTTED, DASHED, DOTTED, looks
-from dape.report.page.section import Mode
+from dape.report.page.section import Claim, Mode
 from dape.results.numbers import as_text, deviation
 from dape.results.statistics import Spread
 
-# The colours of looks.py, lighter: on a dark page they are as far from the ground as those on a white one.
+# Lighter variants of the colours of looks.py: on a dark page they have the contrast that those have on a white one.
 DARK: dict[str, str] = dict(
     zip(
         COLOURS,
@@ -31,7 +31,7 @@ SHAPES = {
     "<": "triangle-left",
     ">": "triangle-right",
 }
-"""Markers of matplotlib -> those of Vega."""
+"""matplotlib's marker -> Vega's shape."""
 DASHES = {DASHED: [7, 4], DASH_DOTTED: [10, 3, 2, 3], DOTTED: [2, 3]}
 
 
@@ -39,13 +39,14 @@ DASHES = {DASHED: [7, 4], DASH_DOTTED: [10, 3, 2, 3], DOTTED: [2, 3]}
 class Cell:
     text: str
     sort: float | str | None = None
-    """None (not measured, not a number) goes last."""
+    """Sort key. Cells with None (not measured, not a number) go last."""
     spread: str = ""
     """Written small behind the text."""
     mark: str = ""
+    """Written raised behind the text."""
     best: bool = False
     title: str = ""
-    """More, shown when pointed at."""
+    """Shown when the pointer is over the cell."""
 
 
 @dataclass(frozen=True)
@@ -54,39 +55,40 @@ class Table:
     headers: Sequence[str]
     lines: Sequence[Sequence[Cell]]
     words: int = 1
-    """So many first columns are words, the others numbers."""
+    """Number of columns of words, which come first; the others are numbers, aligned right."""
     notes: Sequence[str] = ()
+    """Sentences below the table."""
     swatches: bool = False
-    """The first column names series of the block's charts."""
+    """Whether the first column names series of the block's charts, whose looks are then shown."""
 
 
 @dataclass(frozen=True)
 class Chart:
     kind: str
-    """Which function of charts.js draws it."""
+    """Which function of charts.js draws it: a key of DRAW."""
     label: str
-    """In words, for those who do not see it."""
+    """Description for screen readers."""
     data: Mapping[str, Any]
     title: str = ""
     group: str = ""
-    """Heading over several small ones."""
+    """Small charts of the same group stand together under this heading."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a section that is read as one: controls, charts and tables of the same rows."""
+    """A part of a section: controls, charts and tables of the same rows."""
 
     title: str
     words: Sequence[str] = ()
-    """Sentences that say what is there to be seen."""
+    """Sentences that say what charts and tables show."""
     series: Sequence[Mapping[str, Any]] = ()
-    """Lines with their looks: a legend that switches them on and off."""
+    """Name and look of each line, for a legend that switches lines on and off."""
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
     paper: Sequence[Table] = ()
-    """The paper's numbers. With these there is a switch between ours, the paper's and both."""
+    """The paper's numbers. If there are some, a switch selects ours, the paper's or both."""
     details: Sequence[tuple[str, Table]] = ()
-    """Tables that are opened by whoever wants them, with a summary."""
+    """Summaries, each with a table that is hidden until the reader opens it."""
     caveats: Sequence[str] = ()
     mode: Mode = "both"
     """Whose numbers are shown first."""
@@ -100,14 +102,14 @@ class Fact:
 
 @dataclass(frozen=True)
 class Claims:
-    lines: Sequence[Any]
+    lines: Sequence[Claim]
     counts: Mapping[str, int]
-    """By our verdict."""
+    """Number of claims by our verdict."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A section, ready for the template."""
+    """A section as the template needs it."""
 
     id: str
     title: str
@@ -144,35 +146,36 @@ def series_of(labels: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
-    """As in the catalogue, each encoding followed by DAPE on it: rows come in the order in which runs ended."""
-    known = {name: place for place, name in enumerate(ENTRIES)}
+    """Labels in the order of the catalogue, each encoding followed by DAPE on it. Rows are in the order runs ended."""
+    order = list(ENTRIES)
 
-    def place(label: str) -> tuple[int, str, bool, str]:
+    def key(label: str) -> tuple[int, str, bool, str]:
         name = parse(label.partition(" (")[0])
-        return known.get(name.base, len(known)), name.base, bool(name.wrapper), label
+        known = order.index(name.base) if name.base in order else len(order)
+        return known, name.base, bool(name.wrapper), label
 
-    return sorted(dict.fromkeys(labels), key=place)
+    return sorted(dict.fromkeys(labels), key=key)
 
 
 # Numbers -------------------------------------------------------------------------------------------------------------
 
 
 def finite(value: float | None) -> float | None:
-    """JSON has no infinity and no NaN."""
+    """None for infinity and NaN, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def sortable(value: float) -> float | None:
-    """Infinite is worse than any number; NaN is nothing."""
+    """A sort key that JSON has: infinity becomes a huge number, NaN None."""
     return None if math.isnan(value) else max(min(value, 1e300), -1e300)
 
 
 def spread_cell(values: Mapping[int, float], found: Spread, metric: str, **more: Any) -> Cell:
-    """Mean and deviation over seeds; what is not finite is said, and by which seed."""
+    """Mean and deviation over seeds, or how many seeds are not finite. The title has the value of each seed."""
     std = "" if found.std is None else f"± {deviation(found.std, found.mean, metric)}"
-    odd = sum(not math.isfinite(value) for value in values.values())
-    if odd and found.n > 1:
-        std = f"{odd} of {found.n} seeds not finite"
+    infinite = sum(not math.isfinite(value) for value in values.values())
+    if infinite and found.n > 1:
+        std = f"{infinite} of {found.n} seeds not finite"
     by_seed = ", ".join(f"seed {seed}: {as_text(value, metric)}" for seed, value in sorted(values.items()))
     title = "\n".join(filter(None, [by_seed, more.pop("title", "")]))
     return Cell(as_text(found.mean, metric), sortable(found.mean), std, title=title, **more)

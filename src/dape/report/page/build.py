@@ -1,4 +1,4 @@
-"""The page as text: sections are turned into views, views into HTML. Everything that came from data is escaped here."""
+"""The page as text: sections become views, views become HTML. The template escapes all text that comes from data."""
 
 import base64
 import hashlib
@@ -25,8 +25,9 @@ from dape.results.records import Row
 from dape.results.statistics import in_words
 
 GENERATOR = "dape report"
-"""How a page of ours is known."""
+"""The page says so of itself, and `dape report` overwrites only such files."""
 SCRIPTS = ("page.js", "charts.js", "explorer.js")
+CHARTS = ("curves", "map", "terms", "weights")
 MARKERS = {
     "circle": "M16.4 6a3.4 3.4 0 1 1-6.8 0a3.4 3.4 0 1 1 6.8 0z",
     "square": "M10 3h6v6h-6z",
@@ -36,16 +37,15 @@ MARKERS = {
     "triangle-left": "M16 2.4v7.2l-6.4-3.6z",
     "triangle-right": "M10 2.4v7.2l6.4-3.6z",
 }
-"""The shapes of the charts, as paths around the middle of a swatch."""
-CHARTS = ("curves", "map", "terms", "weights")
+"""Vega's shapes as SVG paths in the middle of a swatch."""
 
 
 def build_page(sections: Sequence[Section], title: str, *, live: bool = False) -> str:
-    """One HTML page without any reference to the outside. Needs the extra ``report``.
+    """One HTML page that loads nothing from elsewhere. Needs the extra ``report``.
 
-    ``live``: with a place for progress, and a script that asks its own server for it.
+    ``live``: the page shows progress, which a script asks of the server that sent the page.
     """
-    views = [view_of(section, f"s{place}") for place, section in enumerate(sections, 1)]
+    views = [view_of(section, f"s{number}") for number, section in enumerate(sections, 1)]
     scripts = [
         re.sub("</(?=script)", r"<\\/", script, flags=re.IGNORECASE)
         for script in (vega(), *map(_read, [*SCRIPTS, *(["live.js"] if live else [])]))
@@ -73,7 +73,7 @@ def _read(name: str) -> str:
 
 
 def _digest(script: str) -> str:
-    """As the page's own security policy names a script that may run: nothing that slipped in can."""
+    """The hash by which the page's security policy allows a script. A script that data smuggled in has none."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
@@ -85,7 +85,7 @@ def _template() -> Any:
         raise UsageError(f"a report needs the library jinja2; {install_command('report')}") from None
 
     def as_json(value: object) -> Markup:
-        """For <script type="application/json">, which only "<" could leave."""
+        """For <script type="application/json">. Without "<" no text can end that element."""
         return Markup(json.dumps(value, allow_nan=False, ensure_ascii=False).replace("<", "\\u003c"))
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
@@ -97,13 +97,10 @@ def _template() -> Any:
 
 
 def view_of(section: Section, name: str) -> View:
-    blocks = [
-        replace(
-            task_block(panel, section.published) if panel.kind == CHE else curve_block(panel, section.published),
-            mode=section.mode,
-        )
-        for panel in split(section.rows)
-    ]
+    blocks = []
+    for panel in split(section.rows):
+        make = task_block if panel.kind == CHE else curve_block
+        blocks.append(replace(make(panel, section.published), mode=section.mode))
     claims = _claims(section.claims)
     return View(
         id=name,

@@ -1,10 +1,10 @@
 "use strict";
-// Charts: the specifications are in the page as Vega-Lite; here they get data, colours and size. Vega runs with its
-// interpreter of expressions (ast), as the page's security policy allows no eval.
+// Charts. The page holds their Vega-Lite specifications; these functions add data, colours and sizes. Vega evaluates
+// expressions by its interpreter (ast), as the page's security policy forbids eval.
 
 const SPECS = JSON.parse(document.getElementById("specs").textContent);
-const ERRORS = 1; // of Vega's levels of logging: it warns of every empty data set
-// A Map, as names come from files: an object has a "constructor" that nobody put there.
+const ERRORS = 1; // Vega's level of logging: it would warn of every empty data set
+// A Map, as metrics come from files: an object would find a title for the metric "constructor".
 const TITLES = new Map([
   ["perplexity", "perplexity (log)"],
   ["accuracy", "accuracy (%)"],
@@ -15,8 +15,11 @@ function copy(name) {
   return structuredClone(SPECS[name]);
 }
 
+// A colour of page.css as it is in the current theme: light-dark() is resolved only in an element that uses it.
+const probe = document.body.appendChild(document.createElement("i"));
 function colourOf(name) {
-  return getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+  probe.style.color = `var(--${name})`;
+  return getComputedStyle(probe).color;
 }
 
 function dataOf(element) {
@@ -50,7 +53,7 @@ function config() {
 
 const tip = document.getElementById("tip");
 
-// Only ever text: names come from files.
+// Names come from files, so they are set as text, never as HTML.
 function fillTip({ head, lines }) {
   const title = document.createElement("b");
   title.textContent = head;
@@ -75,7 +78,8 @@ function placeTip(x, y) {
   tip.style.top = `${Math.max(4, Math.min(y + 12, innerHeight - height - 4))}px`;
 }
 
-// The specifications find the point that is nearest by cells around the points: in a cell, datum.datum is the point's.
+// Called by Vega with the tooltip of the point nearest to the pointer, or of none. (To find the nearest point the
+// specifications draw Voronoi cells, in which datum.datum is the point's datum.)
 function showTip(_handler, event, _item, value) {
   if (!value?.lines) {
     tip.hidden = true;
@@ -95,7 +99,7 @@ async function embed(element, spec) {
   const turn = (element.turn = (element.turn ?? 0) + 1);
   const result = await vegaEmbed(element.appendChild(document.createElement("div")), spec, options);
   if (turn !== element.turn) {
-    result.finalize(); // meanwhile something newer was asked for
+    result.finalize(); // a newer call draws this element
     return null;
   }
   while (element.children.length > 1) element.firstChild.remove();
@@ -145,7 +149,7 @@ function tipsOf(points, field, colours, unit) {
     });
 }
 
-// Round numbers on a logarithmic axis: evenly spaced on a short one, 1-2-5 or powers of ten on a long one.
+// Round numbers for a logarithmic axis: evenly spaced on a short one, 1-2-5 or powers of ten on a long one.
 function logTicks(low, high) {
   if (!(high > 0)) return [];
   if (high / low < 4) return evenTicks(low, high);
@@ -176,7 +180,7 @@ function fillCurves(spec, points, state, { field, metric, train, chance, domain 
   spec.datasets.points = drawn.map(at);
   spec.datasets.odd = spread(drawn.filter(({ odd }) => odd).map(at));
   spec.datasets.train = train ? [{ x: train }] : [];
-  spec.datasets.chance = chance === undefined || chance === null ? [] : [{ y: chance }];
+  spec.datasets.chance = Number.isFinite(chance) ? [{ y: chance }] : [];
   const unit = field === "m" ? (x, p) => `${x}× the training length (${p.x} tokens)` : (x) => `${x} tokens`;
   spec.datasets.stops = tipsOf(drawn, field, colours, unit);
   spec.encoding.color.scale = { domain: names, range: [...colours.values()] };
@@ -184,7 +188,7 @@ function fillCurves(spec, points, state, { field, metric, train, chance, domain 
   strokeDash.scale = { domain: names, range: state.series.map((look) => look.dash) };
   spec.layer[4].encoding.shape.scale = { domain: names, range: state.series.map((look) => look.shape) };
   const y = spec.layer[3].encoding.y;
-  // Vega looks a title up among its names, where "constructor" is one that every object has; no name ends in a space.
+  // The space keeps Vega from finding a title such as "constructor" among the properties of its objects.
   y.axis = { title: TITLES.get(metric) ?? `${metric.replaceAll("_", " ")} `, tickCount: 6 };
   if (metric === "accuracy") y.scale = { domain: [0, 100] };
   if (metric === "perplexity") {
@@ -196,17 +200,15 @@ function fillCurves(spec, points, state, { field, metric, train, chance, domain 
   return spec.datasets.stops;
 }
 
-// Marks of one length stand side by side, not on each other.
+// Put the marks of one length side by side.
 function spread(odd) {
-  const count = new Map();
-  return odd.map((point) => {
-    const before = count.get(point.x) ?? 0;
-    count.set(point.x, before + 1);
+  return odd.map((point, place) => {
+    const before = odd.slice(0, place).filter(({ x }) => x === point.x).length;
     return { ...point, shift: -26 * before };
   });
 }
 
-// Arrow keys move through the lengths of a chart that has the focus; what the pointer would show is shown and read out.
+// Arrow keys move through the lengths of the focused chart and show, and have read out, what the pointer would show.
 function byKeyboard(drawing, view, stops) {
   drawing.tabIndex = 0;
   drawing.setAttribute("role", "application");
@@ -243,13 +245,8 @@ async function drawCurves(figure, state) {
         ? { title: "length / training length", values, labelExpr: "datum.value + '×'", labelOverlap: true }
         : { title: "context length (tokens)", values, format: "d", labelOverlap: true };
     const trained = name === "ours" ? data.train : data.paper[0].x / data.paper[0].m;
-    const seen = values.includes(field === "m" ? 1 : trained);
-    const settings = {
-      field,
-      metric: data.metric,
-      train: seen ? (field === "m" ? 1 : trained) : null,
-      domain,
-    };
+    const train = field === "m" ? 1 : trained;
+    const settings = { field, metric: data.metric, train: values.includes(train) ? train : null, domain };
     const stops = fillCurves(spec, data[name], state, settings);
     const view = await embed(plot.lastChild, spec);
     if (view) byKeyboard(plot.lastChild, view, stops);
@@ -377,7 +374,7 @@ for (const block of document.querySelectorAll(".block:has(script.series)")) {
       redraw(block);
     });
   }
-  // All of them; and if all are shown already, none, to start choosing from.
+  // "all" shows every series, or none if all are shown already.
   block.querySelector("[data-all]")?.addEventListener("click", () => {
     const some = chips.some((chip) => !isPressed(chip));
     for (const chip of chips) press(chip, some);

@@ -1,7 +1,7 @@
 """Perplexity or accuracy against length: chart, table, tests against the base, the paper's numbers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -20,8 +20,8 @@ from dape.report.page.blocks import (
     text_cells,
 )
 from dape.report.page.panels import Panel
-from dape.report.summary import SIGNIFICANT, beyond_training, caveats, lowest
-from dape.report.tables import footer, grid, one_line_heads
+from dape.report.summary import SIGNIFICANT, beyond_training, caveats, lowest, p_number
+from dape.report.tables import TRAINED_HERE, footer, grid, one_line_heads
 from dape.results.numbers import HIGHER_IS_BETTER, as_text, p_text
 from dape.results.paper import TITLES, Published
 from dape.results.records import Row
@@ -38,22 +38,22 @@ from dape.results.statistics import (
 )
 
 FAR = 1e4
-"""Beyond this factor of the lowest nothing can be read off any more: a value is marked at the edge of the chart."""
+"""Values beyond this factor of the lowest are not drawn but marked at the edge of the chart."""
 MOST_ROWS = 400
-"""Of a plain list of rows."""
+"""At most so many rows are listed one by one."""
 NAMES = {"perplexity": "Perplexity", "accuracy": "Accuracy", "nll": "Nats per token"}
 
 
 def curve_block(panel: Panel, published: Sequence[Published]) -> Block:
     rows = panel.rows
-    if not any(not _placed(row) for row in rows):
-        rows = (*rows, *over_places(rows))
+    if all(_placed(row) for row in rows):
+        rows = (*rows, *over_depths(rows))
     results = arrange(rows, metric=panel.kind, methods=in_order(row.method for row in rows))
     if not results:
         return list_block(panel)
     tests = tests_of(results, panel)
     groups = published_groups(published, panel)
-    labels = in_order([*results.methods, *(label_of(row) for group in groups.values() for row in group)])
+    labels = in_order([*results.methods, *(row.as_row().label for group in groups.values() for row in group)])
     chart = Chart(
         "curves",
         f"{_name(panel.kind)} against context length, one line per method. The table below has the same numbers.",
@@ -79,7 +79,7 @@ def curve_block(panel: Panel, published: Sequence[Published]) -> Block:
 
 
 def _is_curve(chart: Chart) -> bool:
-    """A single length has nothing to be drawn against."""
+    """Whether there are at least two lengths."""
     return any(len({point["x"] for point in chart.data[side]}) > 1 for side in ("ours", "paper"))
 
 
@@ -88,20 +88,20 @@ def _name(metric: str) -> str:
 
 
 def _titled(panel: Panel) -> str:
-    protocol = panel.rows[0].protocol if panel.kind not in ("perplexity",) else ""
-    title = f"{_name(panel.kind)}{f' ({protocol})' if protocol else ''} against length"
-    return f"{title}: {panel.among}" if panel.among else title
+    protocol = "" if panel.kind == "perplexity" else f" ({panel.rows[0].protocol})"
+    return panel.titled(f"{_name(panel.kind)}{protocol} against length")
 
 
 # Rows ----------------------------------------------------------------------------------------------------------------
 
 
 def _placed(row: Row) -> bool:
+    """Whether the row is of a part of the input, such as one depth."""
     return any(name in row.extra for name in COORDINATES)
 
 
-def over_places(rows: Sequence[Row]) -> list[Row]:
-    """Where everything was measured at depths only: the mean over depths, as the command itself prints it."""
+def over_depths(rows: Sequence[Row]) -> list[Row]:
+    """The means over depths, which the command prints too, for results that have rows of single depths only."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in latest(rows):
         if "depth" in row.extra:
@@ -152,12 +152,14 @@ def _point(
 
 
 def most_accurate(results: Results, metric: str) -> list[str]:
-    """Who is best at the training length and at the longest; nothing for what is not known to be better when higher."""
+    """The best and the worst method at the training length and at the longest, if higher values are better."""
+    if metric not in HIGHER_IS_BETTER:
+        return []
     words = []
     for length in dict.fromkeys((results.train_length, results.lengths[-1])):
         means = {m: at.mean for m in results.methods if length and (at := results.spread(m, length))}
         known = {method: as_text(mean, metric) for method, mean in means.items() if math.isfinite(mean)}
-        if metric not in HIGHER_IS_BETTER or len(known) < 2:
+        if len(known) < 2:
             continue
         best = known[max(known, key=means.__getitem__)]
         worst = min(known, key=means.__getitem__)
@@ -176,25 +178,24 @@ def tests_of(results: Results, panel: Panel) -> list[Comparison]:
 
 
 def values_table(results: Results, panel: Panel, tests: Sequence[Comparison]) -> Table:
-    """Means over seeds with their deviations; the best of a length and significant differences are marked."""
+    """Means and deviations over seeds. The best of each length and significant differences are marked."""
     metric = panel.kind
     by_cell = {(test.method, test.length): test for test in tests}
-    lines, words = [], grid(results, metric)
-    for method, cells in words.lines:
+    lines, table = [], grid(results, metric)
+    for method, cells in table.lines:
         counts = sorted({len(at) for n in results.lengths if (at := results.at(method, n))})
         line = [*text_cells(method), Cell("-".join(map(str, counts)), counts[-1] if counts else None)]
-        costs = [
-            Cell(c.mean, float(c.mean.replace(",", "")) if c.mean else None) for c in cells[len(results.lengths) :]
-        ]
-        for length, cell in zip(results.lengths, cells, strict=False):
+        for length, cell in zip(results.lengths, cells, strict=False):  # the other cells are costs
             found, test = results.spread(method, length), by_cell.get((method, length))
             values = {seed: row.value for seed, row in results.at(method, length).items()}
             marks = {"mark": mark_of(test), "title": in_short(test) if test else "", "best": cell.best}
             line.append(spread_cell(values, found, metric, **marks) if found else NOTHING)
-        lines.append([*line, *costs])
+        costs = [cell.mean for cell in cells[len(results.lengths) :]]
+        line += [Cell(cost, float(cost.replace(",", ""))) if cost else NOTHING for cost in costs]
+        lines.append(line)
     return Table(
         f"{_name(metric)} by method and length: ours",
-        ["method", "seeds", *one_line_heads(words)],
+        ["method", "seeds", *one_line_heads(table)],
         lines,
         notes=[footer(results, metric), *_how_tested(results, panel, tests)],
         swatches=True,
@@ -206,12 +207,9 @@ def mark_of(test: Comparison | None) -> str:
 
 
 def in_short(test: Comparison) -> str:
-    p = f"{p_text(test.p)}, after Holm {_p(test.p_holm)}" if test.p is not None else f"no test possible ({test.note})"
-    return f"against {test.base}: {effect(test)}, 95% interval {interval(test)}, n = {test.n}, {p}"
-
-
-def _p(p: float | None) -> str:
-    return "-" if p is None else p_text(p).removeprefix("p ").removeprefix("= ")
+    tested = f"{p_text(test.p)}, after Holm {p_number(test.p_holm)}" if test.p is not None else ""
+    words = tested or f"no test possible ({test.note})"
+    return f"against {test.base}: {effect(test)}, 95% interval {interval(test)}, n = {test.n}, {words}"
 
 
 def effect(test: Comparison) -> str:
@@ -248,8 +246,8 @@ def tests_table(tests: Sequence[Comparison]) -> Table:
             Cell(str(test.n), test.n),
             Cell(effect(test), sortable(test.ratio)),
             Cell(interval(test), test.ci[0] if test.ci else None),
-            Cell("-" if test.p is None else _p(test.p), test.p),
-            Cell(_p(test.p_holm), test.p_holm, mark=mark_of(test)),
+            Cell(p_number(test.p), test.p),
+            Cell(p_number(test.p_holm), test.p_holm, mark=mark_of(test)),
             *text_cells(f"{test.test}{f': {test.note}' if test.note else ''}" if test.test != "none" else test.note),
         ]
         for test in tests
@@ -266,12 +264,8 @@ def tests_table(tests: Sequence[Comparison]) -> Table:
 # The paper's numbers -------------------------------------------------------------------------------------------------
 
 
-def label_of(row: Published) -> str:
-    return f"{row.method} ({row.variant})" if row.variant else row.method
-
-
 def published_groups(published: Sequence[Published], panel: Panel) -> dict[str, list[Published]]:
-    """Rows of the paper by table and conditions; only those of our training length if there are some."""
+    """The paper's numbers of this metric by table and conditions. If some have our training length, only those."""
     wanted = [row for row in published if row.metric == panel.kind and row.train_len and row.eval_len]
     wanted = [row for row in wanted if row.train_len == panel.train_length] or wanted
     groups: dict[str, list[Published]] = {}
@@ -291,7 +285,7 @@ def paper_points(group: Sequence[Published], name: str, groups: int) -> list[dic
     for row in group:
         at = replace(_published_spread(row), n=1)  # a band from lowest to highest seed is not published
         seeds = f"{row.n_seeds} seeds" if row.n_seeds else "seeds not stated"
-        point = _point(label_of(row), row.eval_len or 0, row.train_len, at, row.metric, limit, seeds=seeds)
+        point = _point(row.as_row().label, row.eval_len or 0, row.train_len, at, row.metric, limit, seeds=seeds)
         points.append({**point, "group": name if groups > 1 else ""})
     return points
 
@@ -299,17 +293,16 @@ def paper_points(group: Sequence[Published], name: str, groups: int) -> list[dic
 def paper_table(name: str, group: Sequence[Published]) -> Table:
     metric = group[0].metric
     lengths = sorted({row.eval_len for row in group if row.eval_len})
-    values = {(label_of(row), row.eval_len): row for row in group}
+    values = {(row.as_row().label, row.eval_len): row for row in group}
     best = {n: min(row.value for row in group if row.eval_len == n) for n in lengths}
     lines = []
-    for label in in_order(label_of(row) for row in group):
+    for label in in_order(label for label, _ in values):
         line = text_cells(label)
         for length in lengths:
             row = values.get((label, length))
             line.append(_published_cell(row, metric, best=row.value == best[length]) if row else NOTHING)
         lines.append(line)
-    train = group[0].train_len
-    headers = ["method", *(f"{n} (train)" if n == train else str(n) for n in lengths)]
+    headers = ["method", *(f"{n} {TRAINED_HERE}" if n == group[0].train_len else str(n) for n in lengths)]
     seeds = f"mean ± deviation over {group[0].n_seeds} seeds" if group[0].n_seeds else "seeds not stated"
     title = TITLES.get(group[0].id, name)
     notes = [f"Table {group[0].id} of the paper ({title}); {seeds}.", *_remarks(group)]
@@ -321,7 +314,7 @@ def _published_cell(row: Published, metric: str, *, best: bool) -> Cell:
 
 
 def _remarks(group: Sequence[Published]) -> list[str]:
-    """What the paper leaves open of all of them; remarks on single numbers are shown when these are pointed at."""
+    """The note that all numbers share, if there is one. Notes on single numbers are titles of their cells."""
     notes = {row.note for row in group}
     return [f"{note}." for note in notes if note and len(notes) == 1]
 
@@ -330,26 +323,26 @@ def _remarks(group: Sequence[Published]) -> list[str]:
 
 
 def place_maps(panel: Panel) -> list[Chart]:
-    """Accuracy by length and depth, or number of pairs: a small map for each method."""
+    """A small map for each method: accuracy by length and depth, or by length and number of pairs."""
+    if panel.kind != "accuracy":
+        return []
     charts = []
-    for place, name in (("depth", "depth of what is asked for (0 first, 1 last)"), ("pairs", "number of pairs")):
-        rows = [row for row in latest(panel.rows) if isinstance(row.extra.get(place), int | float)]
-        if panel.kind != "accuracy" or not rows:
-            continue
+    for axis, name in (("depth", "depth of what is asked for (0 first, 1 last)"), ("pairs", "number of pairs")):
+        rows = [row for row in latest(panel.rows) if isinstance(row.extra.get(axis), int | float)]
         for method in in_order(row.method for row in rows):
-            cells = _mean_cells([row for row in rows if row.method == method], place)
+            cells = _mean_cells([row for row in rows if row.method == method], axis)
             label = f"{method}: accuracy by length and {name}"
-            charts.append(
-                Chart("places", label, {"cells": cells, "axis": place, "series": method}, method, f"Accuracy by {name}")
-            )
+            data = {"cells": cells, "axis": axis, "series": method}
+            charts.append(Chart("places", label, data, method, f"Accuracy by {name}"))
     return charts
 
 
-def _mean_cells(rows: Sequence[Row], place: str) -> list[dict[str, Any]]:
+def _mean_cells(rows: Sequence[Row], axis: str) -> list[dict[str, Any]]:
+    """Means over seeds, by length and place on the axis."""
     seen: dict[tuple[int, float], list[float]] = {}
     for row in rows:
-        seen.setdefault((row.length, row.extra[place]), []).append(row.value)
-    means: Mapping[tuple[int, float], float] = {at: fmean(values) for at, values in sorted(seen.items())}
+        seen.setdefault((row.length, row.extra[axis]), []).append(row.value)
+    means = {at: fmean(values) for at, values in sorted(seen.items())}
     return [
         {
             "c": str(length),
@@ -363,7 +356,7 @@ def _mean_cells(rows: Sequence[Row], place: str) -> list[dict[str, Any]]:
 
 
 def list_block(panel: Panel) -> Block:
-    """Rows of which no chart is known, one by one."""
+    """Rows that no chart can show, listed one by one."""
     places = [name for name in COORDINATES if any(name in row.extra for row in panel.rows)]
     lines = []
     for row in panel.rows[:MOST_ROWS]:

@@ -1,8 +1,7 @@
 "use strict";
 // The terms of attention of one query: choose layer, head and text, see what each key gets.
 
-const TERM_COLOURS = { scores: "A", bias: "B", f: "f", logits: "logit" };
-const TERM_NAMES = { scores: "A", bias: "B", f: "f", logits: "logit", weights: "weight" };
+const TERM_NAMES = { scores: "A", bias: "B", f: "f", logits: "logit", weights: "weight" }; // also names of colours
 
 function floats(text) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -52,7 +51,7 @@ class Explorer {
     return this.terms[name].subarray(row * lags.length, (row + 1) * lags.length);
   }
 
-  // Where keys stand across: distance from the query, or their own position.
+  // The coordinate of each key along the horizontal axis: its distance from the query, or its position.
   places() {
     const across = this.selects.across.value;
     return this.data.lags.map((lag) => (across === "key" ? this.data.query - lag : lag));
@@ -60,7 +59,7 @@ class Explorer {
 
   pointsOf(name, places) {
     const head = (lag) => `distance ${lag}, key ${this.data.query - lag}`;
-    const colour = colourOf(TERM_COLOURS[name] ?? "accent");
+    const colour = colourOf(TERM_NAMES[name]);
     return [...this.values(name)].map((value, place) => ({
       s: name,
       x: places[place],
@@ -76,9 +75,8 @@ class Explorer {
     spec.encoding.x.scale = { nice: false, type: across === "log" ? "symlog" : "linear" };
     if (across === "log") {
       const longest = Math.max(...this.data.lags);
-      const powers = [0, ...Array.from({ length: 1 + Math.floor(Math.log2(longest || 1)) }, (_, n) => 2 ** n)];
-      spec.encoding.x.axis.values = powers;
-      spec.encoding.x.axis.labelOverlap = true;
+      const powers = Array.from({ length: 1 + Math.floor(Math.log2(longest || 1)) }, (_, n) => 2 ** n);
+      Object.assign(spec.encoding.x.axis, { values: [0, ...powers], labelOverlap: true });
     }
     return spec;
   }
@@ -88,12 +86,12 @@ class Explorer {
     const shown = [...this.block.querySelectorAll("[data-term]")].filter(isPressed).map((chip) => chip.dataset.term);
     const terms = this.fillAcross(copy("terms"));
     terms.datasets.points = shown.flatMap((name) => this.pointsOf(name, places));
-    terms.encoding.color.scale = { domain: shown, range: shown.map((name) => colourOf(TERM_COLOURS[name])) };
+    terms.encoding.color.scale = { domain: shown, range: shown.map((name) => colourOf(TERM_NAMES[name])) };
     const weights = this.fillAcross(copy("weights"));
     weights.datasets.points = this.pointsOf("weights", places);
-    const accent = colourOf("accent");
-    weights.layer[0].mark = { ...weights.layer[0].mark, color: accent, line: { color: accent } };
-    weights.layer[1].mark.color = accent;
+    const color = colourOf(TERM_NAMES.weights);
+    Object.assign(weights.layer[0].mark, { color, line: { color } });
+    weights.layer[1].mark.color = color;
     this.say();
     await embed(this.figure.querySelector(".terms"), terms);
     await embed(this.figure.querySelector(".weights"), weights);
@@ -103,9 +101,10 @@ class Explorer {
     const { layers, heads, samples, lags } = this.data;
     const weights = this.values("weights");
     const top = weights.reduce((best, value, place) => (value > weights[best] ? place : best), 0);
+    const range = (values) => `${short(Math.min(...values))} to ${short(Math.max(...values))}`;
     const ranges = ["scores", "bias", "f"]
       .filter((name) => name in this.terms)
-      .map((name) => `${TERM_NAMES[name]} ${short(Math.min(...this.values(name)))} to ${short(Math.max(...this.values(name)))}`);
+      .map((name) => `${TERM_NAMES[name]} ${range(this.values(name))}`);
     const sample = samples[this.chosen("sample")];
     this.block.querySelector("[data-said]").textContent =
       `Layer ${layers[this.chosen("layer")]}, head ${heads[this.chosen("head")]}, ${sample.id}: largest weight ` +

@@ -1,4 +1,4 @@
-"""The terms of attention of one query, for the page to draw: arrays as text, and fewer keys where there are many."""
+"""The terms of attention of one query as the page needs them: arrays as text, with fewer keys if there are many."""
 
 import base64
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from dape.report.page.blocks import Cell, Table, sortable
 from dape.report.page.section import TERMS, Maps
 
 MOST_VALUES = 600_000
-"""Of all terms together: about 3 MB of the page."""
+"""At most so many values of all terms together, about 3 MB of the page."""
 FEWEST_KEYS = 48
 NEAR = 32
-"""So many nearest keys are always kept, as far as half of all: most happens there."""
+"""The nearest keys, which matter most, are all kept: so many, but at most half of the keys kept."""
 
 
 def explorer_of(maps: Maps) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def explorer_of(maps: Maps) -> dict[str, Any]:
 
 
 def kept_keys(lags: Any, most: int) -> Any:
-    """Places of at most so many keys: the nearest ones all, the others evenly."""
+    """Indices of at most ``most`` keys: the nearest ones, and others at even steps."""
     import numpy as np
 
     if len(lags) <= most:
@@ -49,12 +49,12 @@ def kept_keys(lags: Any, most: int) -> Any:
 
 
 def _as_text(values: Any) -> str:
-    """Numbers of four bytes, lowest first, in base64."""
+    """Little-endian float32 in base64."""
     return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
 
 
 def summary_table(given: Any) -> Table | None:
-    """A list of objects with the same names becomes a table."""
+    """A table with a column for each name in a list of objects; None for anything else."""
     if not isinstance(given, list) or not given or not all(isinstance(line, Mapping) for line in given):
         return None
     names = list(dict.fromkeys(str(name) for line in given for name in line))

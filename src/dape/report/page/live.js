@@ -1,6 +1,6 @@
 "use strict";
-// A page that is served while runs work: progress is asked for every two seconds; the page is loaded again when there
-// are other rows. Everything is set as text.
+// For a page that is served while runs work: asks for their progress every two seconds, and loads the page again when
+// there are new rows. All that is shown is set as text, never as HTML.
 
 const EVERY = 2000;
 const said = document.querySelector("[data-live-said]");

@@ -1,10 +1,10 @@
 "use strict";
-// What the page does without charts: theme, tables that sort, claims that are filtered, the place in the contents.
+// Everything but the charts: theme, sorting of tables, filtering of claims, the current section in the contents.
 
 const root = document.documentElement;
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-// A page opened as a file may be denied storage; the choice is then forgotten, nothing else.
+// A browser may deny storage to a page opened as a file. The choice is then not remembered.
 function kept(value) {
   try {
     if (value !== undefined) localStorage.setItem("dape-theme", value);
@@ -40,7 +40,7 @@ function press(button, on) {
 
 // Tables ------------------------------------------------------------------------------------------------------------
 
-// What was not measured stays last in both directions.
+// null for what was not measured, which stays last in both directions.
 function sortKey(cell) {
   const text = cell.dataset.sort;
   const number = Number(text);
@@ -96,7 +96,7 @@ const inView = new IntersectionObserver(
   (entries) => {
     for (const { target, isIntersecting } of entries) {
       const link = document.querySelector(`nav a[href="#${target.id}"]`);
-      if (!link) continue; // a single section has no entry in the contents
+      if (!link) continue; // the contents are left out if there is one section only
       link.classList.toggle("here", isIntersecting);
       if (isIntersecting) link.setAttribute("aria-current", "true");
       else link.removeAttribute("aria-current");

@@ -1,4 +1,4 @@
-"""Where the numbers of a section come from, out of its rows."""
+"""Where the numbers of a section come from, as its rows say."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -6,7 +6,7 @@ from dape.report.page.blocks import Fact
 from dape.results.records import Row
 
 MOST = 12
-"""Different values of one fact that are shown."""
+"""At most so many values of one fact are shown."""
 
 
 def _extra(*names: str) -> Callable[[Row], Iterable[object]]:
@@ -45,9 +45,11 @@ def as_list(value: object) -> list[object]:
 
 def facts_of(rows: Sequence[Row]) -> list[Fact]:
     found = []
-    some = {(row.run, row.k, row.windows, row.note): row for row in rows}.values()  # the rest is the same in one run
-    for name, of in FACTS.items():
-        seen = dict.fromkeys(value for row in some for value in map(_plain, of(row)) if value != "")
+    some = {
+        (row.run, row.k, row.windows, row.note): row for row in rows
+    }.values()  # rows of a run share all other facts
+    for name, values_of in FACTS.items():
+        seen = dict.fromkeys(value for row in some for value in map(_plain, values_of(row)) if value != "")
         values = [str(value) for value in (sorted(seen) if all(isinstance(v, int) for v in seen) else seen)]
         if len(values) > MOST:
             values = [*values[:MOST], f"and {len(values) - MOST} more"]

@@ -1,4 +1,4 @@
-"""What goes into a page."""
+"""The input of a page: sections, each of one result folder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Mode = Literal["ours", "paper", "both"]
 VERDICTS = ("holds (significant)", "holds (not significant)", "fails", "not tested")
 TERMS = ("scores", "bias", "f", "logits", "weights")
-"""Arrays of a map: A, B, f, what softmax sees, and what it gives."""
+"""Arrays of a map: A, B, f, the logits that softmax takes, and the weights that it returns."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Claim:
 
     @classmethod
     def from_plain(cls, given: Any) -> "Claim":
-        """From what JSON gives back; ValueError or TypeError if it is no claim."""
+        """From a JSON object. ValueError or TypeError if it is no claim."""
         if not isinstance(given, Mapping) or not given.get("statement"):
             raise ValueError("a claim is an object with a statement")
         sides = {side: given.get(side) or {"verdict": "not tested"} for side in ("paper", "ours")}
@@ -58,9 +58,9 @@ class Maps:
     terms: Mapping[str, "np.ndarray"]
     """TERMS -> array [sample, layer, head, key]."""
     formulas: Mapping[str, str] = field(default_factory=dict)
-    """How a term is written, by its name."""
+    """Name of a term -> its formula."""
     heads_summary: Any = None
-    """A list of objects, shown as a table; or nothing."""
+    """A list of objects is shown as a table; anything else is ignored."""
 
 
 @dataclass(frozen=True)

@@ -29,26 +29,27 @@ from dape.tasks.chomsky.catalogue import TASKS
 from dape.tasks.chomsky.config import CheConfig
 
 MOST_LENGTHS = 64
-"""On a curve: more cannot be told apart on a screen, and make the page large."""
+"""Points of a curve at most. More cannot be told apart on a screen, and make the page large."""
 
 FEW_TASKS = 4
-"""Each of so many gets a sentence of its own."""
+"""Up to so many tasks have a sentence each."""
 
 Paper = Mapping[tuple[str, str], float]
 """Accuracy by task and method."""
 
 
 def task_block(panel: Panel, published: Sequence[Published]) -> Block:
+    title = panel.titled("Chomsky-hierarchy tasks: accuracy beyond the training length")
     rows = [row for row in panel.rows if row.metric in ("accuracy", "nll") and "lr" in row.extra]
     tasks = _tasks({str(row.extra["task"]) for row in rows})
     labels = in_order(row.method for row in rows)
     config, cells = summarise_all(rows, panel.train_length)
     if not config.scored_lengths or not config.familiar_lengths:
-        return Block(_titled(panel), caveats=["Lengths within and beyond training are needed, and there are not both."])
+        return Block(title, caveats=["A score needs lengths both within and beyond those in training."])
     scores = sorted(cells, key=lambda cell: (tasks.index(cell.task), labels.index(cell.method)))
     paper = {(row.dataset, row.method): row.value / 100 for row in published if row.metric == "accuracy_percent"}
     return Block(
-        title=_titled(panel),
+        title=title,
         words=_best_words(scores),
         series=series_of(labels),
         charts=[_map(scores, paper, labels), *(_lengths(task, scores, panel.train_length) for task in tasks)],
@@ -57,13 +58,8 @@ def task_block(panel: Panel, published: Sequence[Published]) -> Block:
     )
 
 
-def _titled(panel: Panel) -> str:
-    title = "Chomsky-hierarchy tasks: accuracy beyond the training length"
-    return f"{title}: {panel.among}" if panel.among else title
-
-
 def _tasks(found: set[str]) -> list[str]:
-    """In the paper's order, then any other."""
+    """Tasks in the paper's order, then others."""
     return [task for task in TASKS if task in found] + sorted(found - set(TASKS))
 
 
@@ -76,16 +72,16 @@ def chance_of(task: str) -> float | None:
 
 
 def _best_words(scores: Sequence[Score]) -> list[str]:
-    """Per task the best mean, and whether anything was learned at all; of many tasks, who is best on how many."""
+    """The best method of each task; of many tasks, on how many each method is best."""
     words = []
-    tasks = {score.task for score in scores}
+    tasks = list(dict.fromkeys(score.task for score in scores))
     if len(tasks) > FEW_TASKS:
         best = _best(scores)
         won = Counter(score.method for score in scores if score.mean == best.get(score.task))
-        told = in_words([f"{method} on {count}" for method, count in won.most_common()]) or "nobody"
+        winners = in_words([f"{method} on {count}" for method, count in won.most_common()]) or "nobody"
         guessed = f"; none is above guessing on {len(tasks) - len(best)}" if len(best) < len(tasks) else ""
-        return [f"Best beyond the training length, of {len(tasks)} tasks: {told}{guessed}.", *_not_learned(scores)]
-    for task in dict.fromkeys(score.task for score in scores):
+        return [f"Best beyond the training length, of {len(tasks)} tasks: {winners}{guessed}.", *_not_learned(scores)]
+    for task in tasks:
         of_task = [score for score in scores if score.task == task and math.isfinite(score.mean)]
         if not of_task:
             continue
@@ -113,21 +109,19 @@ def _not_learned(scores: Sequence[Score]) -> list[str]:
 
 def _map(scores: Sequence[Score], paper: Paper, labels: Sequence[str]) -> Chart:
     tasks = list(dict.fromkeys(score.task for score in scores))
-    ours = {(score.task, score.method): score for score in scores}
-    cells = []
+    ours = {(score.task, score.method): score.mean for score in scores}
     columns = [*labels, *_only_in_paper(paper, labels, tasks)]
-    for task in tasks:
-        for label in columns:
-            score, published = ours.get((task, label)), paper.get((task, label))
-            if score is None and published is None:
-                continue
-            cells.append({"r": title_of(task), "c": label, **_both(task, score.mean if score else None, published)})
+    cells = [
+        {"r": title_of(task), "c": label, **_both(task, ours.get((task, label)), paper.get((task, label)))}
+        for task in tasks
+        for label in columns
+        if (task, label) in ours or (task, label) in paper
+    ]
     label = (
         "Heat map, tasks by methods: mean accuracy beyond the training length. The table below has the same numbers."
     )
-    return Chart(
-        "map", label, {"cells": cells, "columns": columns, "paper": any(cell["p"] is not None for cell in cells)}
-    )
+    data = {"cells": cells, "columns": columns, "paper": any(cell["p"] is not None for cell in cells)}
+    return Chart("map", label, data)
 
 
 def _only_in_paper(paper: Paper, labels: Sequence[str], tasks: Sequence[str]) -> list[str]:
@@ -135,11 +129,11 @@ def _only_in_paper(paper: Paper, labels: Sequence[str], tasks: Sequence[str]) ->
 
 
 def _both(task: str, ours: float | None, published: float | None) -> dict[str, Any]:
-    """Numbers in percent, and where they lie between guessing (0) and perfect (1)."""
+    """Our number and the paper's: in percent, and as a shade between guessing (0) and perfect (1)."""
     chance = chance_of(task) or 0.0
 
     def shade(value: float | None) -> float | None:
-        return None if finite(value) is None or value is None else max(0.0, (value - chance) / (1 - chance))
+        return None if (known := finite(value)) is None else max(0.0, (known - chance) / (1 - chance))
 
     def text(value: float | None) -> str:
         return "" if value is None else f"{100 * value:.1f}" if math.isfinite(value) else str(value)
@@ -154,22 +148,15 @@ def _lengths(task: str, scores: Sequence[Score], train_length: int) -> Chart:
         for score in of_task
         for n, value in _thin(list(score.curve.items()))
     ]
-    chance = chance_of(task)
+    chance, title, group = chance_of(task), title_of(task), "Accuracy by length of the input"
     data = {"ours": points, "train": train_length, "chance": None if chance is None else 100 * chance}
-    return Chart(
-        "lengths",
-        f"{title_of(task)}: accuracy by length of the input",
-        data,
-        title_of(task),
-        "Accuracy by length of the input",
-    )
+    return Chart("lengths", f"{title}: accuracy by length of the input", data, title, group)
 
 
 def _thin(curve: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
     if len(curve) <= MOST_LENGTHS:
         return curve
-    kept = {round(place * (len(curve) - 1) / (MOST_LENGTHS - 1)) for place in range(MOST_LENGTHS)}
-    return [point for place, point in enumerate(curve) if place in kept]
+    return [curve[round(n * (len(curve) - 1) / (MOST_LENGTHS - 1))] for n in range(MOST_LENGTHS)]
 
 
 def _thinned(config: CheConfig) -> list[str]:
@@ -207,11 +194,11 @@ def _table(scores: Sequence[Score], paper: Paper, config: CheConfig) -> Table:
 
 
 def _best(scores: Sequence[Score]) -> dict[str, float]:
-    """By task, where there is something to be better than, and what is better than guessing."""
-    of_task: dict[str, list[Score]] = {}
+    """The highest mean of each task that several methods have and where it is above guessing."""
+    by_task: dict[str, list[Score]] = {}
     for score in scores:
-        of_task.setdefault(score.task, []).append(score)
-    highest = {task: max(of, key=_mean) for task, of in of_task.items() if len(of) > 1}
+        by_task.setdefault(score.task, []).append(score)
+    highest = {task: max(of_task, key=_mean) for task, of_task in by_task.items() if len(of_task) > 1}
     return {task: score.mean for task, score in highest.items() if _above_chance(score)}
 
 
@@ -233,6 +220,5 @@ def _unfinished(scores: Sequence[Score], tasks: Sequence[str], labels: Sequence[
     missing = [f"{label} on {title_of(task)}" for task in tasks for label in labels if (task, label) not in there]
     if not missing:
         return []
-    more = f" and {len(missing) - 6} more" if len(missing) > 7 else ""
-    told = in_words(missing) if not more else ", ".join(missing[:6]) + more
-    return [f"Not measured, or not at every length: {told}."]
+    names = in_words(missing) if len(missing) <= 7 else f"{', '.join(missing[:6])} and {len(missing) - 6} more"
+    return [f"Not measured, or not at every length: {names}."]

@@ -1,4 +1,4 @@
-"""The plotting library of the page, out of an installed package: nothing of it is kept in this repository."""
+"""The plotting library of the page, taken from an installed package: this repository has no copy."""
 
 import contextlib
 from importlib.metadata import version
@@ -9,7 +9,7 @@ from dape.files import cache_folder, write_text
 
 
 def vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script. Putting them together takes seconds, so the result is kept."""
+    """Vega, Vega-Lite and Vega-Embed as one script. Bundling takes seconds, so the script is cached."""
     try:
         import vl_convert
     except ImportError:
@@ -18,7 +18,7 @@ def vega() -> str:
     with contextlib.suppress(OSError):
         return kept.read_text(encoding="utf-8")
     script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    with contextlib.suppress(OSError):  # a home that may not be written only costs time
+    with contextlib.suppress(OSError):  # without a writable cache, bundling only takes its time again
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_text(kept, script)
     return script
