@@ -1,6 +1,6 @@
 """Layers for a model of your own, without any other library.
 
-``SelfAttention`` stands where ``torch.nn.MultiheadAttention(..., batch_first=True)`` stood, and knows positions.
+``SelfAttention`` replaces ``torch.nn.MultiheadAttention(..., batch_first=True)``, and adds an encoding of positions.
 """
 
 from typing import Any
@@ -81,8 +81,24 @@ class SelfAttention(OtherNames, nn.Module):
 
     @classmethod
     def from_multihead(cls, layer: nn.MultiheadAttention, encoding: str = "nope", **settings: Any) -> "SelfAttention":
-        """With the weights of PyTorch's layer: the same function for ``encoding="nope", causal=False`` (PyTorch's layer
-        sees the future unless a mask hides it, this one does not unless told). Dropout is not taken over."""
+        """A layer with the weights of PyTorch's. With ``encoding="nope", causal=False`` it computes the same function;
+        by default this layer is causal, while PyTorch's is only with a mask. Dropout is not copied.
+
+        Args:
+            layer: PyTorch's layer, with ``batch_first=True``.
+            encoding: Positional encoding, a name from ``dape.encodings()``.
+            **settings: Other arguments of :class:`SelfAttention`; ``train_length`` is required.
+
+        Raises:
+            ValueError: If the layer has another order of axes, or parts that this class does not have.
+
+        Examples:
+            >>> theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+            >>> ours = SelfAttention.from_multihead(theirs, train_length=16, causal=False)
+            >>> x = torch.randn(2, 40, 32)
+            >>> torch.allclose(ours(x), theirs(x, x, x)[0], atol=1e-5)
+            True
+        """
         if not layer.batch_first:
             raise ValueError(
                 "the layer has batch_first=False and takes [tokens, batch, width], SelfAttention takes "
@@ -95,10 +111,9 @@ class SelfAttention(OtherNames, nn.Module):
         with torch.no_grad():
             for own, weight in zip((made.q, made.k, made.v), layer.in_proj_weight.chunk(3), strict=True):
                 own.weight.copy_(weight)
-            for own, bias in zip(
-                (made.q, made.k, made.v), layer.in_proj_bias.chunk(3) if has_bias else (), strict=has_bias
-            ):
-                own.bias.copy_(bias)
+            if has_bias:
+                for own, bias in zip((made.q, made.k, made.v), layer.in_proj_bias.chunk(3), strict=True):
+                    own.bias.copy_(bias)
             made.out.load_state_dict(layer.out_proj.state_dict())
         return made.to(layer.in_proj_weight)
 
@@ -110,9 +125,17 @@ class SelfAttention(OtherNames, nn.Module):
         attn_mask: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "b t m"]:
-        """``key_padding_mask`` is True at padding, as in PyTorch. With a ``cache``, x are new tokens behind those it
-        holds, which they see; the mask is then for all of them. ``attn_mask`` may say that the future is hidden, as
-        PyTorch's layer wants to be told; other masks are refused."""
+        """Attention of all tokens of ``x``.
+
+        Args:
+            x: The tokens; with a ``cache``, the new tokens after those that it holds.
+            key_padding_mask: True at padding, as in PyTorch; for the tokens of the cache and the new ones.
+            attn_mask: The causal mask, as PyTorch's layer takes it, or (for ``causal=False``) one that hides nothing.
+            cache: Keys and values of earlier tokens, to which the new ones are added.
+
+        Raises:
+            ValueError: On any other ``attn_mask``.
+        """
         causal = self.causal if attn_mask is None else _is_causal(attn_mask, x.shape[1], self.causal)
         q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         more = {"key_padding_mask": key_padding_mask, "impl": self.impl}
@@ -121,7 +144,7 @@ class SelfAttention(OtherNames, nn.Module):
 
 
 def _is_causal(mask: Tensor, tokens: int, causal: bool) -> bool:
-    """Whether a mask of PyTorch (True or -inf: hidden) hides the future; all that it may hide besides is nothing."""
+    """Whether a mask of PyTorch (True or -inf: hidden) is the causal one. ValueError unless it is, or hides nothing."""
     hidden = mask if mask.dtype == torch.bool else mask == -torch.inf
     if mask.dtype != torch.bool and bool(((mask != 0) & ~hidden).any()):
         raise ValueError(

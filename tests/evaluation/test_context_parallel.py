@@ -31,10 +31,10 @@ class Threads:
         self._meeting.wait(60)
         return found
 
-    def send(self, tensor: torch.Tensor, source: int) -> None:
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         tensor.copy_(self._told(tensor.clone())[source])
 
-    def total(self, tensor: torch.Tensor) -> None:
+    def all_reduce(self, tensor: torch.Tensor) -> None:
         tensor.copy_(torch.stack(list(self._told(tensor.clone()).values())).sum(0))
 
 

@@ -18,7 +18,7 @@ from dape.results.records import Row, append_rows, check_rows_file, read_rows
 from dape.training.checks import check_reach
 from dape.training.device import set_threads, use_device
 from dape.training.interrupt import stop_with
-from dape.training.launch import ProcessesFailedError, check_processes, in_group, launcher, run_processes, speaks
+from dape.training.launch import ProcessesFailedError, check_processes, in_group, is_first, launcher, run_processes
 from dape.verbosity import tell
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def evaluate(
     rows: list[Row] = []
     with ProgressLine() as line:
         for new in _measured(opened, data, settings, device, threads, processes, watch, line):
-            if path is not None and speaks():
+            if path is not None and is_first():
                 append_rows(path, new)
             rows += new
             found(new)
@@ -148,15 +148,15 @@ def _read(
     with joined(None, device) as group:
         group.check_same(run=str(opened.where), data=None if data is None else name_of(data), **asdict(settings))
         if not group.alone:  # one prepares the text, then the others find it
-            group.together(lambda: opened.corpus(data) if group.speaks else None)
+            group.together(lambda: opened.corpus(data) if group.is_first else None)
         corpus = group.together(lambda: opened.corpus(data))
         group.check_same(text=corpus.hash)
         model = group.together(lambda: opened.model(device))
         subject, reader = opened.subject(corpus), None if group.alone else SharedWindows(group)
-        watch = watch if group.speaks else lambda length, done, total: None
+        watch = watch if group.is_first else lambda length, done, total: None
         lengths = measure(model, corpus.validation, settings, watch=watch, reader=reader)
         while (measured := group.together(lambda: next(lengths, None), ValueError)) is not None:
-            peaks = [float(text) for text in group.texts(str(peak_bytes()))]
+            peaks = [float(text) for text in group.gather(str(peak_bytes()))]
             extra = {**subject.extra, "processes": group.world, "peak_memory_mb": round(max(peaks) / 1e6)}
             yield as_rows(measured, replace(subject, extra=extra), settings)
 

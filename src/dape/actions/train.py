@@ -143,7 +143,7 @@ def train(
         trainer = _trainer(data, folder, model, train, torch_device, resume, group, stack)
         if trainer.step == train.steps:
             return Trained(folder, trainer.step, finished=True, validation_loss=trainer.validation_loss, taken=0)
-        if group.speaks:
+        if group.is_first:
             trainer.trackers = _trackers(folder, trainer, tensorboard=tensorboard, wandb=wandb)
             # Last, when nothing can fail any more: a folder with settings counts as a run that has begun.
             trainer.config.write(folder)
@@ -215,7 +215,7 @@ def _trainer(
         resume = None  # started again, perhaps beside a host that is new: whatever the folder asks for
 
     def first() -> None:
-        if group.speaks:
+        if group.is_first:
             stack.enter_context(locked(folder))
             _begin(data, folder, model, train, resume)
 
@@ -229,7 +229,7 @@ def _trainer(
         lambda: LanguageModelTrainer(folder, given, corpus, device=device, group=group), ValueError
     )
     before = trainer.threads_before or saved.threads
-    if before != given.threads and group.speaks:
+    if before != given.threads and group.is_first:
         print(f"note: begun with {before} threads, now {given.threads}: the last bits may differ")
     return trainer
 
@@ -273,10 +273,10 @@ def _train(trainer: "LanguageModelTrainer", folder: Path) -> Trained:
     group, first = trainer.group, trainer.step
     with contextlib.ExitStack() as stack:
         watch: Any = lambda progress: None  # noqa: E731
-        if group.speaks:
+        if group.is_first:
             _announce(trainer, folder)
             watch = stack.enter_context(TrainingBar(trainer)).show
-        told = {} if group.alone else {"message": "stopping after this step and saving" if group.speaks else ""}
+        told = {} if group.alone else {"message": "stopping after this step and saving" if group.is_first else ""}
         stop = stack.enter_context(Interruption(**told, patient=not group.alone))
         try:
             finished = trainer.run(watch=watch, stop=stop)

@@ -21,7 +21,7 @@ from dape.bench.runner import NotMeasuredError, Once, Plan, command
 from dape.config.load import read_preset
 from dape.errors import UsageError
 from dape.machine import usable_cores
-from dape.training.launch import check_processes, check_shares, run_processes, speaks
+from dape.training.launch import check_processes, check_shares, is_first, run_processes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -111,11 +111,11 @@ def work(given: dict[str, Any]) -> None:
                 group.barrier()
                 torch.set_num_threads(threads if kind == ALONE else 1)
                 begin = time.perf_counter()
-                if kind != ALONE or group.speaks:
+                if kind != ALONE or group.is_first:
                     trainer.take_step()
                 group.barrier()
                 found[kind].append(time.perf_counter() - begin)
-        if speaks():
+        if is_first():
             tokens = trainers[ALONE].task.tokens
             timed = {kind: times[1:] for kind, times in found.items()}  # the first round warms up
             (folder / "seconds.json").write_text(json.dumps({**timed, "tokens": tokens}))
@@ -136,7 +136,7 @@ def _trainers(given: dict[str, Any], group: Any) -> dict[str, Any]:
     preset, folder = read_preset(given["preset"]), Path(given["folder"])
     model = DecoderConfig(**{**preset["model"], "encoding": given["encoding"]})
     train = TrainConfig(**{**preset["train"], "batch": given["batch"]})
-    group.first(lambda: str(open_data("stdlib").folder))  # one prepares the text, then the others find it
+    group.from_first(lambda: str(open_data("stdlib").folder))  # one prepares the text, then the others find it
     groups = {"ddp": group, "fsdp": replace(group, mode="fsdp"), ALONE: ONE}
     return {
         kind: LanguageModelTrainer(

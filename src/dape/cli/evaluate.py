@@ -10,7 +10,7 @@ from dape.actions.evaluate import evaluate
 from dape.cli.console import open_console
 from dape.evaluation.config import Mode, Protocol
 from dape.results.numbers import count
-from dape.training.launch import ProcessesFailedError, speaks
+from dape.training.launch import ProcessesFailedError, is_first
 
 if TYPE_CHECKING:
     from dape.results.records import Row
@@ -63,7 +63,7 @@ def run(config: Evaluate) -> int:
     except ProcessesFailedError as failed:  # they have said why
         return failed.code
     finally:  # what was measured before an interruption too
-        if rows and speaks():
+        if rows and is_first():
             _print(rows, config)
     return 0
 

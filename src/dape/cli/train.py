@@ -11,7 +11,7 @@ from dape.models.config import DecoderConfig
 from dape.training.checks import check_encoding, check_model
 from dape.training.config import TrainConfig
 from dape.training.device import use_device
-from dape.training.launch import Mode, ProcessesFailedError, speaks
+from dape.training.launch import Mode, ProcessesFailedError, is_first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def run(config: Train) -> int:
     except ProcessesFailedError as failed:
         return failed.code
     folder = done.folder
-    if not speaks():
+    if not is_first():
         return done.exit_code
     if not done.finished:
         print(f"stopped and saved at step {done.step}; continue with: dape train --resume --out {folder}")

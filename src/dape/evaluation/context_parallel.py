@@ -23,7 +23,7 @@ from dape.positional.grid import Grid
 
 
 class Processes(Protocol):
-    """What is asked of :class:`dape.training.parallel.Group`."""
+    """The methods of :class:`dape.training.parallel.Group` that are used here."""
 
     @property
     def rank(self) -> int: ...
@@ -31,16 +31,16 @@ class Processes(Protocol):
     @property
     def world(self) -> int: ...
 
-    def send(self, tensor: Tensor, source: int) -> None:
+    def broadcast(self, tensor: Tensor, source: int) -> None:
         """Fill the tensor in every process with that of process ``source``."""
         ...
 
-    def total(self, tensor: Tensor) -> None:
+    def all_reduce(self, tensor: Tensor) -> None:
         """Replace the tensor by its sum over all processes."""
         ...
 
-    def first(self, work: Callable[[], str]) -> str:
-        """What the first process finds, for all."""
+    def from_first(self, work: Callable[[], str]) -> str:
+        """Call ``work`` in the first process, and return its result in all."""
         ...
 
 
@@ -51,7 +51,7 @@ class SharedWindows(Reader):
         self.group = group
 
     def size(self, model: Readable, length: int) -> int:
-        return int(self.group.first(lambda: str(super(SharedWindows, self).size(model, length))))
+        return int(self.group.from_first(lambda: str(super(SharedWindows, self).size(model, length))))
 
     def nll(self, model: DecoderLM, tokens: Int[Tensor, "b t"], scored: int, *, seed: int) -> Float[Tensor, "b s"]:
         length = tokens.shape[1] - 1
@@ -61,7 +61,7 @@ class SharedWindows(Reader):
             found = torch.zeros(len(tokens), scored, device=tokens.device)
             if len(rows):
                 found[:, rows - (length - scored)] = nats(model, hidden, tokens[:, rows + 1])
-            self.group.total(found)
+            self.group.all_reduce(found)
         return found
 
     def _hidden(
@@ -104,7 +104,7 @@ class _Window:
                 assert found is not None
                 whole[begin:end] = found.transpose(0, 1)
             if self.world > 1:
-                self.group.send(whole[begin:end], source)
+                self.group.broadcast(whole[begin:end], source)
         return whole.transpose(0, 1)
 
     def place(self, k: Float[Tensor, "b g r d"], v: Float[Tensor, "b g r d"]) -> Float[Tensor, "t b n g d"]:
@@ -118,7 +118,7 @@ class _Window:
         for number, positions in enumerate(self.slices):
             if len(positions) and self.world > 1:
                 source = min(number, 2 * self.world - 1 - number)
-                self.group.send(whole[int(positions[0]) : int(positions[-1]) + 1], source)
+                self.group.broadcast(whole[int(positions[0]) : int(positions[-1]) + 1], source)
         keys, values = whole.permute(2, 1, 3, 0, 4)
         return keys, values
 

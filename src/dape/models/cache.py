@@ -12,27 +12,29 @@ from dape.ops.attention.memory import LagMemory
 
 @runtime_checkable
 class Store(Protocol):
-    """What a layer asks of its cache. Other libraries' caches are plugged in here."""
+    """The interface of a layer's cache, also implemented on top of other libraries' caches."""
 
     lags: LagMemory
     """Tables of the bias, for :func:`dape.attention`."""
 
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """Tokens in the cache."""
+        ...
 
     def append(
         self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"], features: Float[Tensor, "b t n"] | None = None
     ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"]]:
-        """Store keys, values and, for encodings that read any, features of new tokens; return all keys and values."""
+        """Store keys, values and (for encodings that read them) features of new tokens; return all keys and values."""
         ...
 
     def features(self, last: int | None = None) -> Float[Tensor, "b k n"]:
-        """Of all tokens, or of the last ones; asked only where there are some."""
+        """Features of all tokens, or of the ``last`` ones. Called only after features were stored."""
         ...
 
 
 class LayerCache:
-    """One layer's values and keys. These are rotated, unless their rotation may change as the text grows."""
+    """Values and keys of one layer. Keys are stored rotated, unless their rotation may change as the text grows."""
 
     def __init__(self) -> None:
         self._k: Tensor | None = None
@@ -44,7 +46,7 @@ class LayerCache:
     def append(
         self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t d"], features: Float[Tensor, "b t n"] | None = None
     ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"]]:
-        """Store what is new, return all keys and values. Room is doubled when it runs out: linear cost in total."""
+        """Store new tokens, return all keys and values. Memory is doubled when it runs out: linear cost in total."""
         end = self.length + k.shape[2]
         self._k, self._v = self._with(self._k, k, end), self._with(self._v, v, end)
         if features is not None:
@@ -57,7 +59,7 @@ class LayerCache:
         return self._features[:, 0 if last is None else self.length - last : self.length]
 
     def _with(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
-        """Tokens stand in the last axis but one."""
+        """Put new tokens (on the last axis but one) behind the old ones."""
         if old is None or end > old.shape[-2]:
             grown = new.new_empty(*new.shape[:-2], max(end, 2 * self.length, 64), new.shape[-1])
             if old is not None:
@@ -68,7 +70,7 @@ class LayerCache:
 
 
 class Cache:
-    """One store per layer: a :class:`LayerCache`, unless others are given."""
+    """A store for every layer: a :class:`LayerCache`, unless others are given."""
 
     def __init__(self, layers: int | Sequence[Store]) -> None:
         self.layers = [LayerCache() for _ in range(layers)] if isinstance(layers, int) else layers
@@ -78,5 +80,5 @@ class Cache:
         return self.layers[0].length if self.layers else 0
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:
-        """Where the next tokens stand."""
+        """Positions of the next tokens."""
         return torch.arange(self.length, self.length + tokens, device=device)

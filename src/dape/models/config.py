@@ -23,11 +23,11 @@ class DecoderConfig(OtherNames):
     layers: int = 4
     """Transformer blocks."""
     width: int = 128
-    """Numbers per token in the residual stream."""
+    """Width of the residual stream."""
     heads: int = 8
     """Attention heads; width must be a multiple."""
     vocabulary: int = 257
-    """Number of token ids; the tokenizer of the data decides. 257 are bytes and the end of a document."""
+    """Number of token ids, set by the tokenizer of the data. 257 are bytes and the end of a document."""
     encoding: str = "dape-kerple"
     """Positional encoding, a name from `dape list`."""
     encoding_options: dict[str, Any] = field(default_factory=dict)
@@ -35,13 +35,13 @@ class DecoderConfig(OtherNames):
     train_length: int = 64
     """Tokens per training sequence."""
     share_encoding: bool | None = None
-    """One set of encoding parameters for all layers; by default as the authors do (T5's table is shared)."""
+    """Share one set of encoding parameters between all layers; by default as the authors do (T5's table is shared)."""
     checkpoint_activations: bool = False
     """Recompute each block in the backward pass: less memory, about a third more time."""
 
     @property
     def head_dim(self) -> int:
-        """Numbers per token in one head."""
+        """Width of one head."""
         return self.width // self.heads
 
     def check(self) -> None:

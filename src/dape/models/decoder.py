@@ -1,7 +1,7 @@
 """The paper's language model: a pre-norm GPT decoder with any positional encoding of the catalogue.
 
 x + attention(norm1 x), x + feed_forward(norm2 x), final norm, output head not tied to the embeddings; exact GELU,
-feed-forward 4 widths wide, biases everywhere except in the head, no dropout.
+feed-forward of 4 times the width, biases everywhere except in the head, no dropout.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from dape.positional.catalogue import shared_by_layers
 from dape.positional.randomized import Randomized
 
 Recompute = Callable[..., Tensor]
-"""As ``torch.utils.checkpoint.checkpoint``: a module and its arguments."""
+"""Like ``torch.utils.checkpoint.checkpoint``, it takes a module and its arguments."""
 
 
 class Block(nn.Module):
@@ -48,20 +48,22 @@ class Block(nn.Module):
         return x + self.feed_forward(self.norm2(x))
 
 
+def new_encoding(config: DecoderConfig) -> PositionalEncoding:
+    """The encoding of one layer."""
+    return build(
+        config.encoding,
+        num_heads=config.heads,
+        head_dim=config.head_dim,
+        model_dim=config.width,
+        train_length=config.train_length,
+        **config.encoding_options,
+    )
+
+
 def new_encodings(config: DecoderConfig) -> list[PositionalEncoding]:
-    """One for every layer, or a single one that all layers share."""
+    """An encoding for every layer, or a single one that all layers share."""
     shared = shared_by_layers(config.encoding) if config.share_encoding is None else config.share_encoding
-    return [
-        build(
-            config.encoding,
-            num_heads=config.heads,
-            head_dim=config.head_dim,
-            model_dim=config.width,
-            train_length=config.train_length,
-            **config.encoding_options,
-        )
-        for _ in range(1 if shared else config.layers)
-    ]
+    return [new_encoding(config) for _ in range(1 if shared else config.layers)]
 
 
 def own_encodings(modules: nn.ModuleList) -> list[PositionalEncoding]:
@@ -69,21 +71,21 @@ def own_encodings(modules: nn.ModuleList) -> list[PositionalEncoding]:
 
 
 class Decoder(nn.Module):
-    """The network itself, for whoever keeps it: :class:`DecoderLM`, and a model of the transformers library."""
+    """The network, shared by :class:`DecoderLM` and the model for the transformers library."""
 
     block: type[Block] = Block
 
     def build(self, config: DecoderConfig, *, head: bool = True) -> None:
-        """Make all parts and start their weights."""
+        """Create all layers and initialise their weights."""
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(self.block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False) if head else None
-        self._start(config)
-        # Last: under one seed, models that differ in their encoding start from the same weights elsewhere.
+        self._initialise(config)
+        # Last, so that with the same seed models that differ in their encoding have the same other weights.
         self.encodings = nn.ModuleList(new_encodings(config))
 
-    def _start(self, config: DecoderConfig) -> None:
+    def _initialise(self, config: DecoderConfig) -> None:
         width, layers = config.width, config.layers
         for layer in (self.embedding, self.head):
             if layer is not None:
@@ -96,7 +98,7 @@ class Decoder(nn.Module):
             wang_init_(block.feed_forward.down, width, layers)
 
     def recomputing(self) -> Recompute | None:
-        """How a block is called so that the backward pass computes it again; None where it is not to."""
+        """What calls a block so that the backward pass recomputes it; None to call it directly."""
         return None
 
     def hidden(
@@ -110,11 +112,17 @@ class Decoder(nn.Module):
         recompute: Recompute | None = None,
         seen: list[Tensor] | None = None,
     ) -> Float[Tensor, "b q m"]:
-        """Final hidden states; apart from the head, so that evaluation projects only the tokens it scores.
+        """Final hidden states. The head is separate, so that evaluation projects only the tokens it scores.
 
-        ``tokens`` may be their embeddings. With ``last`` only the states of the last tokens: the last block then asks
-        no queries for the others. ``places``: of padded and packed batches. ``recompute`` calls a block so that the
-        backward pass computes it again. What enters each block is added to ``seen``."""
+        Args:
+            tokens: Token ids, or their embeddings.
+            cache: Keys and values of the tokens before, for decoding.
+            encodings: As from :meth:`drawn_encodings`, which is the default.
+            last: Return the states of the last tokens only. The last block then computes no queries for the others.
+            places: Positions, padding and documents of padded and packed batches.
+            recompute: Calls a block so that the backward pass recomputes it.
+            seen: A list that receives the input of every block.
+        """
         length = tokens.shape[1]
         encodings = self.drawn_encodings(length) if encodings is None else encodings
         recompute = self.recomputing() if recompute is None else recompute
@@ -129,7 +137,7 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def drawn_encodings(self, length: int, generator: torch.Generator | None = None) -> list[PositionalEncoding]:
-        """The encodings of all layers; randomised ones share one draw of positions per forward pass."""
+        """The encodings of all layers. Randomised ones share one draw of positions, for one forward pass."""
         encodings = own_encodings(self.encodings)
         first = encodings[0]
         if not isinstance(first, Randomized):
@@ -145,6 +153,12 @@ class Decoder(nn.Module):
 
 class DecoderLM(Decoder):
     """A decoder-only language model with any encoding of the catalogue: token ids ``[batch, tokens]`` in, logits out.
+
+    Args:
+        config: Sizes, encoding and its options.
+
+    Raises:
+        ValueError: If the encoding is unknown, or cannot be built with these sizes and options.
 
     Examples:
         >>> model = DecoderLM(DecoderConfig(encoding="dape-alibi", layers=1, width=8, heads=2, vocabulary=5))
@@ -166,6 +180,6 @@ class DecoderLM(Decoder):
     def forward(
         self, tokens: Int[Tensor, "b t"] | Float[Tensor, "b t m"], *, head: bool = True, **kwargs: Any
     ) -> Float[Tensor, "b q v"]:
-        """Logits, or with ``head=False`` what :meth:`hidden` returns, by a call of the module: hooks on it count."""
+        """Logits, or with ``head=False`` hidden states. ``kwargs`` are arguments of :meth:`hidden`."""
         hidden = self.hidden(tokens, **kwargs)
         return self.head(hidden) if head else hidden

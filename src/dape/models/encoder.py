@@ -1,11 +1,11 @@
-"""The benchmark's model: a transformer encoder that reads the question and writes the whole answer in one pass.
+"""The model of the Chomsky benchmark: an encoder that reads the question and writes the whole answer in one pass.
 
     input tokens, computation tokens (none by default), one placeholder per output token
 
 x = sqrt(m) E[token];   y = norm(x + drop(attention(x))),   x' = norm(y + drop(feed_forward(y)))   in every layer;
-a linear head on the places of the output. No causal mask, no final norm; q, k, v and the output of attention have no
-biases; feed-forward 4 widths wide with ReLU. Weights are drawn as in DeepMind's framework: normal, cut at two standard
-deviations of 1 / sqrt(inputs), biases 0, and 0.02 for the embeddings.
+a linear head on the output placeholders. No causal mask, no final norm, no biases in attention; feed-forward of 4 times
+the width with ReLU. Weights are drawn as in DeepMind's framework: normal with standard deviation 1 / sqrt(inputs), or
+0.02 for the embeddings, truncated at two standard deviations; biases 0.
 """
 
 import math
@@ -15,11 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dape.models.config import DecoderConfig
-from dape.models.decoder import own_encodings
+from dape.models.decoder import new_encoding, own_encodings
 from dape.models.dropout import drop
 from dape.models.layers import FeedForward, SelfAttention
 from dape.positional.base import PositionalEncoding
-from dape.positional.build import build
 from dape.positional.catalogue import find, shared_by_layers
 from dape.positional.layers import Affine
 from dape.positional.learned import Learned
@@ -40,7 +39,7 @@ class Block(nn.Module):
     def forward(
         self, x: Float[Tensor, "b t m"], pe: PositionalEncoding, noise: torch.Generator | None, last: int | None
     ) -> Float[Tensor, "b t m"]:
-        """With ``last``, of the last tokens only: the others are keys and values. ``noise`` switches dropout on."""
+        """With ``last``, compute the last tokens only; the others are keys and values. ``noise`` turns dropout on."""
         y = self.attention(x, pe, last=last)
         x = self.norm1((x if last is None else x[:, -last:]) + drop(y, self.dropout, noise))
         return self.norm2(x + drop(self.feed_forward(x), self.dropout, noise))
@@ -55,21 +54,13 @@ class Encoder(nn.Module):
         self.head = nn.Linear(shape.width, outputs)
         truncated_normal_(self.embedding.weight, EMBEDDING_STD)
         haiku_init_(self)
-        # Last: under one seed, models that differ in their encoding start from the same weights elsewhere.
+        # Last, so that with the same seed models that differ in their encoding have the same other weights.
         self.encodings = nn.ModuleList(
             self._new_encoding() for _ in range(1 if shared_by_layers(shape.encoding) else shape.layers)
         )
 
     def _new_encoding(self) -> PositionalEncoding:
-        shape = self.shape
-        pe = build(
-            shape.encoding,
-            num_heads=shape.heads,
-            head_dim=shape.width // shape.heads,
-            model_dim=shape.width,
-            train_length=shape.train_length,
-            **shape.encoding_options,
-        )
+        pe = new_encoding(self.shape)
         haiku_init_(pe)
         for part in pe.modules():
             if isinstance(part, Learned):
@@ -84,7 +75,7 @@ class Encoder(nn.Module):
         encodings: list[PositionalEncoding] | None = None,
         noise: torch.Generator | None = None,
     ) -> Float[Tensor, "b o c"]:
-        """Logits of the last ``outputs`` tokens. Dropout is on if there is a generator to draw it from."""
+        """Logits of the last ``outputs`` tokens. Dropout is on if there is a generator ``noise`` to draw it from."""
         encodings = self.drawn_encodings(tokens.shape[1]) if encodings is None else encodings
         x = self.embedding(tokens) * math.sqrt(self.shape.width)
         x = encodings[0].embed(x, torch.arange(tokens.shape[1], device=tokens.device))
@@ -97,11 +88,11 @@ class Encoder(nn.Module):
 
     @property
     def embeds_positions(self) -> bool:
-        """Only then there is a third place with dropout, after the sum of embeddings and positions."""
+        """Whether positions are added to embeddings. Only then is there dropout on their sum."""
         return find(self.shape.encoding).hook == "embed"
 
     def drawn_encodings(self, length: int, generator: torch.Generator | None = None) -> list[PositionalEncoding]:
-        """The encodings of all layers; randomised ones with positions drawn anew, in every layer others."""
+        """The encodings of all layers. Randomised ones draw other positions in every layer, anew at every call."""
         encodings = own_encodings(self.encodings)
         if len(encodings) == 1 and not self.embeds_positions:
             encodings *= self.shape.layers

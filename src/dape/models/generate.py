@@ -78,16 +78,17 @@ def choose(
 ) -> Int[Tensor, " b"]:
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    # The largest at 0: a tiny temperature must not divide it to infinity, nor be 0 itself where it is rounded.
+    # The largest logit becomes 0, so that a tiny temperature does not make it infinite. The temperature itself must not
+    # be rounded to 0.
     temperature = max(sampling.temperature, torch.finfo(logits.dtype).tiny)
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     probabilities = torch.softmax(_restricted(logits, sampling), dim=-1)
-    # On the CPU, where the generator lives: the same seed then gives the same text on every device.
+    # On the CPU, like the generator: the same seed then gives the same text on every device.
     return torch.multinomial(probabilities.cpu(), 1, generator=generator).squeeze(1).to(logits.device)
 
 
 def _restricted(logits: Float[Tensor, "b v"], sampling: Sampling) -> Float[Tensor, "b v"]:
-    """-inf for tokens outside of top-k and top-p; the most likely one always stays."""
+    """The logits, with -inf for tokens outside of top-k and top-p. The most likely token always stays."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     hidden = torch.zeros_like(ordered, dtype=torch.bool)
     if sampling.top_k > 0:

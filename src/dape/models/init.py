@@ -1,6 +1,6 @@
 """Weight initialisation of the paper's language models (GPT-NeoX's ``small_init`` and ``wang_init``).
 
-small: N(0, 2 / (5 width)) for embeddings, q/k/v, the first feed-forward layer and the output head;
+small: variance 2 / (5 width) for embeddings, q/k/v, the first feed-forward layer and the output head;
 wang: standard deviation 2 / (layers sqrt(width)) for the projections back into the residual stream; biases 0.
 Positional encodings keep their own initialisation.
 """

@@ -28,16 +28,19 @@ def attend(
     causal: bool = True,
     **more: Any,
 ) -> Float[Tensor, "b h q d"]:
-    """Attention of new tokens to each other and to those of a cache, which then holds them too: their keys rotated, if
-    that need not be done again as the text grows. ``x`` is what q, k and v were projected from."""
+    """Attention of new tokens to each other and to the tokens of a cache, to which they are added.
+
+    ``x`` is what q, k and v were projected from; encodings may read features of it. The cache stores rotated keys if
+    their rotation does not change as the text grows (``pe.rotates_once``).
+    """
     features = _features(x, pe, cache, more.get("key_padding_mask"))
     if cache is None:
         return attention(q, k, v, pe, causal=causal, features=features, **more)
     if pe.rotates_once:
-        among = _among_new(q, k, cache, places, causal)
+        grid = _grid_of_new(q, k, cache, places, causal)
         if features is not None:
-            among = replace(among, q_features=features[:, -q.shape[2] :], k_features=features)
-        q, k = pe.rotate(q, k, among)
+            grid = replace(grid, q_features=features[:, -q.shape[2] :], k_features=features)
+        q, k = pe.rotate(q, k, grid)
     if features is None:
         k, v = cache.append(k, v)
     else:
@@ -48,16 +51,17 @@ def attend(
 
 
 def _features(x: Tensor, pe: PositionalEncoding, cache: Store | None, mask: Tensor | None) -> Tensor | None:
-    """Of the new tokens."""
-    if not (isinstance(pe, PositionalEncoding) and pe.needs_features):  # what is none, attention refuses
+    """The features of the new tokens that the encoding reads; None if it reads none."""
+    if not (isinstance(pe, PositionalEncoding) and pe.needs_features):  # attention refuses what is not an encoding
         return None
     past = None if cache is None or not cache.length else cache.features(last=1)[:, 0]
     return pe.features(x, past=past, padding=None if mask is None else mask[:, -x.shape[1] :])
 
 
-def _among_new(q: Tensor, k: Tensor, cache: Store, places: Places | None, causal: bool) -> Grid:
+def _grid_of_new(q: Tensor, k: Tensor, cache: Store, places: Places | None, causal: bool) -> Grid:
+    """The grid of the new tokens among themselves."""
     if places is not None:
-        return places.among_new(q.shape[2], k.shape[2], causal=causal)
+        return places.grid_of_new(q.shape[2], k.shape[2], causal=causal)
     positions = torch.arange(cache.length, cache.length + k.shape[2], device=k.device)
     return Grid.at(positions[-q.shape[2] :], positions, causal=causal)
 
@@ -82,8 +86,8 @@ class SelfAttention(nn.Module):
     ) -> Float[Tensor, "b q m"]:
         """With ``last``, the output of the last tokens only: the others serve as keys and values."""
         q, k, v = self.project(x, last)
-        where = {} if places is None else places.for_attention(pe, q.shape[2])
-        y = attend(q, k, v, pe, x=x, cache=cache, places=places, causal=self.causal, **where)
+        more = {} if places is None else places.for_attention(pe, q.shape[2])
+        y = attend(q, k, v, pe, x=x, cache=cache, places=places, causal=self.causal, **more)
         return self.out(y.transpose(1, 2).flatten(2))
 
     def project(self, x: Float[Tensor, "b t m"], last: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,7 +102,7 @@ class SelfAttention(nn.Module):
         return q, k, v
 
     def split(self, x: Float[Tensor, "b t n"], parts: int) -> list[Float[Tensor, "b h t d"]]:
-        # Taken apart before the transposition: so their gradients are put together where the layer wants them.
+        # Unbound before the transposition: the backward pass then stacks their gradients in the layer's own layout.
         return [part.transpose(1, 2) for part in x.unflatten(-1, (parts, self.heads, -1)).unbind(2)]
 
 

@@ -1,4 +1,4 @@
-"""What tasks and tests need of a language model, whoever made it."""
+"""The interface of a language model that can be evaluated, which models of other libraries implement too."""
 
 from typing import Any, Protocol
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Readable(Protocol):
-    """What of :class:`~dape.models.decoder.DecoderLM` is needed to measure; other models can be made to look so."""
+    """The part of :class:`~dape.models.decoder.DecoderLM` that evaluation uses."""
 
     embedding: Any
     encodings: Any

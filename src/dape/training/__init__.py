@@ -1,1 +1,1 @@
-"""Training language models: settings, optimizer, the loop, checkpoints."""
+"""Training: settings, optimizer, one loop for every task, checkpoints, several processes."""

@@ -7,7 +7,7 @@ import torch
 from dape.models.decoder import DecoderLM
 from dape.tasks.abilities.config import AbilityConfig
 from dape.tasks.abilities.task import AbilityTask, new_model
-from dape.training.config import TrainConfig
+from dape.training.recall import train_config
 from dape.training.trainer import Trainer
 
 
@@ -20,8 +20,6 @@ class AbilityTrainer(Trainer):
     def __init__(
         self, folder: Path, config: AbilityConfig, *, test: str, method: str, seed: int, device: torch.device
     ) -> None:
-        train = TrainConfig(
-            steps=config.steps, batch=config.batch, lr=config.lr, warmup_share=0.05, seed=seed, save_every=200, keep=1
-        )
         model = new_model(config, test, method, seed).to(device)
-        super().__init__(model, AbilityTask(config, test, seed=seed), train, folder, described=model.config)
+        task = AbilityTask(config, test, seed=seed)
+        super().__init__(model, task, train_config(config, seed), folder, described=model.config)

@@ -1,12 +1,12 @@
-"""Checkpoints: a folder of safetensors and JSON that appears whole or not at all, and is verified when it is read.
+"""Checkpoints: folders of safetensors and JSON that appear whole or not at all, and are verified when they are read.
 
     checkpoints/step-00000500/model.safetensors       weights
                               optimizer.safetensors   AdamW's averages, by parameter name
-                              tokenizer.json          if what was learned has a tokenizer
+                              tokenizer.json          if the task has a tokenizer
                               checkpoint.json         step, settings, data, scaler, and the sha256 of the files above
 
 If only a part of the model is trained (an adapter), only that part is saved. Loading runs no code: no pickle anywhere.
-A run whose model is divided among processes writes a file for each of them instead (shards.py).
+If the model is divided among processes, each process writes a file of its own (shards.py).
 """
 
 import json
@@ -43,11 +43,11 @@ from dape.training.description import (
 from dape.training.parallel import ALONE, Group
 from dape.training.run import changes
 from dape.training.saving import Saving
-from dape.training.shards import Snapshot, read_joined, shared_like
+from dape.training.shards import Snapshot, read_joined, sharded_like
 from dape.training.tensors import write_tensors
 
 NOT_IN_WEIGHTS = {"name", "tokenizer", "scale", "lengths", "samples", "depths", "test_pairs"}
-"""Of what is noted about data: names, and how models are tested afterwards."""
+"""Entries of a task's identity that do not affect the weights: names, and the settings of tests after training."""
 
 
 # Writing -------------------------------------------------------------------------------------------------------------
@@ -60,13 +60,13 @@ def save(
     optimizer: torch.optim.Optimizer,
     tokenizer: Tokenizer | None = None,
 ) -> Path:
-    """Write a checkpoint under ``folder``; whatever goes wrong, those already there stay as they are."""
-    target = place(folder, description.step)
+    """Write a checkpoint under ``folder``. A failure leaves the existing checkpoints as they are."""
+    target = checkpoint_path(folder, description.step)
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
     with new_folder(target) as temporary:
-        write_tensors(_learned(model), temporary / MODEL)
+        write_tensors(_model_tensors(model), temporary / MODEL)
         write_tensors(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER)
         if tokenizer is not None:
             tokenizer.save(temporary)
@@ -74,15 +74,22 @@ def save(
     return target
 
 
-def place(folder: Path, step: int) -> Path:
+def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def _write_description(folder: Path, description: Description, known: dict[str, str]) -> None:
-    """Last, with the checksums of all other files; those of shards are ``known`` by who wrote them."""
-    own = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.name not in known}
-    told = {"format": FORMAT, "kind": _kind(description.model), **_plain(description), "sha256": {**known, **own}}
-    (folder / DESCRIPTION).write_text(json.dumps(sealed(told), indent=2) + "\n", encoding="utf-8")
+def _write_description(folder: Path, description: Description, checksums: dict[str, str]) -> None:
+    """Write checkpoint.json, which must be the last file. ``checksums``: those that are known already, of shards."""
+    own = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.name not in checksums}
+    content = {
+        "format": FORMAT,
+        "kind": "decoder" if isinstance(description.model, DecoderConfig) else "other",
+        **vars(description),
+        "model": _settings(description.model),
+        "train": asdict(description.train),
+        "sha256": {**checksums, **own},
+    }
+    (folder / DESCRIPTION).write_text(json.dumps(sealed(content), indent=2) + "\n", encoding="utf-8")
 
 
 def begin_sharded(
@@ -95,8 +102,8 @@ def begin_sharded(
     group: Group,
     keep: int,
 ) -> Saving | None:
-    """Copy what every process holds, and write it while training goes on. None if the checkpoint is there already."""
-    target = place(folder, description.step)
+    """Copy the tensors of every process, and write the copies while training goes on. None if the checkpoint exists."""
+    target = checkpoint_path(folder, description.step)
     if group.any(target.exists()):
         return None
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,13 +113,13 @@ def begin_sharded(
             tokenizer.save(temporary)
         _write_description(temporary, description, checksums)
 
-    tensors = {MODEL: _learned(model), OPTIMIZER: _optimizer_tensors(model, optimizer)}
-    snapshots = {file: Snapshot(of, whole=group.speaks) for file, of in tensors.items()}
+    tensors = {MODEL: _model_tensors(model), OPTIMIZER: _optimizer_tensors(model, optimizer)}
+    snapshots = {file: Snapshot(of, whole=group.is_first) for file, of in tensors.items()}
     return Saving(target, group, snapshots, finish=finish, after=lambda: prune(folder, keep))
 
 
 def merge(checkpoint: Path, target: Path) -> Path:
-    """A sharded checkpoint as one with a file for the model and one for the optimizer."""
+    """Write a sharded checkpoint again, with one file for the model and one for the optimizer."""
     description = describe(checkpoint)
     if target.exists():
         raise UsageError(f"`out` {target} exists already; choose another folder")
@@ -126,21 +133,12 @@ def merge(checkpoint: Path, target: Path) -> Path:
     return target
 
 
-def _kind(model: Any) -> str:
-    return "decoder" if isinstance(model, DecoderConfig) else "other"
-
-
-def _plain(description: Description) -> dict[str, Any]:
-    """As JSON will have it."""
-    return {**vars(description), "model": _settings(description.model), "train": asdict(description.train)}
-
-
 def _settings(model: Any) -> dict[str, Any]:
     return dict(model) if isinstance(model, Mapping) else asdict(model)
 
 
-def _learned(model: nn.Module) -> dict[str, Tensor]:
-    """The whole model, tied weights once; of one that is partly frozen, what is trained."""
+def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All tensors of the model, tied weights once; of a partly frozen model only the parameters that are trained."""
     parameters = dict(model.named_parameters())
     if any(not p.requires_grad for p in parameters.values()):
         return {name: p for name, p in parameters.items() if p.requires_grad}
@@ -157,12 +155,11 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` checkpoints, and what an interrupted save has left."""
+    """Remove all but the newest ``keep`` checkpoints, and what interrupted calls have left."""
     found = checkpoints(folder)
     for old in found[: max(0, len(found) - keep)]:
         # Renamed first, so that an interruption leaves no checkpoint with half its files.
-        doomed = old.with_name(f".{old.name}.old")
-        old.rename(doomed)
+        old.rename(old.with_name(f".{old.name}.old"))
     for rest in [*folder.glob(".step-*.tmp"), *folder.glob(".step-*.old")]:
         shutil.rmtree(rest, ignore_errors=True)
 
@@ -173,20 +170,26 @@ def prune(folder: Path, keep: int) -> None:
 def resume(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, now: Description, group: Group = ALONE
 ) -> Description | None:
-    """Put the newest checkpoint that is whole back, if there is one; ``now`` is what this run would write at its
-    beginning."""
-    name = group.first(lambda: _newest_whole(folder))
+    """Restore the newest intact checkpoint and return its description, or None if there is none.
+
+    ``now`` describes this run at its beginning: with other settings than the saved ones it is refused.
+    """
+    name = group.from_first(lambda: _newest_intact(folder))
     if not name:
         return None
-    saved = describe(folder / name, verify=False)  # the first process has
+    saved = describe(folder / name, verify=False)  # the first process has verified it
     check_continues(saved, now, folder / name)
     restore_model(folder / name, model)
     restore_optimizer(folder / name, model, optimizer)
     return saved
 
 
-def _newest_whole(folder: Path) -> str:
-    """Its name, or none. Newer ones that are damaged are put aside, and named; if all are, nothing is done."""
+def _newest_intact(folder: Path) -> str:
+    """The name of the newest intact checkpoint; "" if there are no checkpoints.
+
+    Damaged ones that are newer are renamed, with a note. If all are damaged, none is renamed, and the error of the
+    newest is raised.
+    """
     damaged: dict[Path, ValueError] = {}
     for found in reversed(checkpoints(folder)):
         try:
@@ -202,17 +205,17 @@ def _newest_whole(folder: Path) -> str:
             bad.rename(aside)
             print(f"note: {error} It is now {aside.name}; going on from {found.name}", file=sys.stderr, flush=True)
         return found.name
-    for error in damaged.values():
-        raise error
+    if damaged:
+        raise next(iter(damaged.values()))
     return ""
 
 
 def check_continues(saved: Description, now: Description, where: Path) -> None:
     """Refuse to go on from a checkpoint with settings that would have given other weights."""
     if saved.data.get("hash") != now.data.get("hash"):
-        told = [f"{of.data.get('name')} ({str(of.data.get('hash'))[:12]})" for of in (saved, now)]
+        names = [f"{of.data.get('name')} ({str(of.data.get('hash'))[:12]})" for of in (saved, now)]
         raise UsageError(
-            f"{where} was trained on {told[0]}, the data given now is {told[1]}; "
+            f"{where} was trained on {names[0]}, the data given now is {names[1]}; "
             "a run is continued on its own data only"
         )
     known = (saved.data.keys() & now.data.keys()) - NOT_IN_WEIGHTS  # older versions noted less
@@ -227,6 +230,7 @@ def check_continues(saved: Description, now: Description, where: Path) -> None:
 
 
 def load_model(checkpoint: Path, description: Description, device: torch.device) -> DecoderLM:
+    """The language model of a checkpoint. ValueError if the checkpoint is of another kind, or does not fit memory."""
     with reading(checkpoint / DESCRIPTION, "cannot be loaded"):
         if not isinstance(description.model, DecoderConfig):
             raise ValueError("it is not of a language model")
@@ -237,24 +241,23 @@ def load_model(checkpoint: Path, description: Description, device: torch.device)
 
 
 def restore_model(checkpoint: Path, model: nn.Module) -> None:
-    """All of the model, or the part of it that is trained."""
-    tensors, learned = read_joined(checkpoint, MODEL, ADVICE), _learned(model)
+    """Load all weights, or those of the part that is trained."""
+    tensors, expected = read_joined(checkpoint, MODEL, ADVICE), _model_tensors(model)
     with reading(checkpoint / MODEL, f"does not fit what {DESCRIPTION} says"):
-        if different := sorted(tensors.keys() ^ learned.keys()):
+        if different := sorted(tensors.keys() ^ expected.keys()):
             raise ValueError(f"{different[0]} is in one of them only")
-        model.load_state_dict({name: shared_like(t, learned[name]) for name, t in tensors.items()}, strict=False)
+        model.load_state_dict({name: sharded_like(t, expected[name]) for name, t in tensors.items()}, strict=False)
 
 
 def restore_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put the averages back, each on its parameter."""
+    """Load AdamW's averages."""
     parameters = dict(model.named_parameters())
     state: dict[str, dict[str, Tensor]] = {}
     for name, tensor in read_joined(checkpoint, OPTIMIZER, ADVICE).items():
         parameter, _, key = name.rpartition(":")
-        fits = parameter in parameters and tensor.shape in ((), parameters[parameter].shape)
-        if not fits:
+        if parameter not in parameters or tensor.shape not in ((), parameters[parameter].shape):
             raise ValueError(f"{checkpoint / OPTIMIZER}: {name} {list(tensor.shape)} does not fit the model. {ADVICE}")
-        state.setdefault(parameter, {})[key] = shared_like(tensor, parameters[parameter])
+        state.setdefault(parameter, {})[key] = sharded_like(tensor, parameters[parameter])
     for name, values in state.items():
         device = parameters[name].device
         optimizer.state[parameters[name]] = {

@@ -1,4 +1,4 @@
-"""Whether a model can be built, trained and evaluated here, found out before it is. Imports torch when called."""
+"""Checks before any work: can this model be built, trained and evaluated on this machine? Imports torch when called."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def check_encoding(name: str, argument: str = "encoding") -> None:
 
 
 def check_methods(methods: Sequence[str]) -> None:
-    """Encodings that are compared with each other."""
+    """Check the names of encodings that are to be compared."""
     if not methods:
         raise UsageError("`methods` needs at least one encoding")
     for method in methods:
@@ -28,8 +28,11 @@ def check_methods(methods: Sequence[str]) -> None:
 
 
 def check_model(model: DecoderConfig, train: "TrainConfig | None" = None, device: str = "cpu") -> None:
-    """Build it on no device: wrong sizes and options show without memory or time. With ``train``, there must be memory
-    to train it."""
+    """Raise UsageError on sizes and options that cannot be built, and without the memory to hold the model.
+
+    The model is built on the meta device, which takes neither memory nor time. With ``train`` there must also be memory
+    to train it.
+    """
     model.check()
     import torch
 
@@ -56,8 +59,10 @@ def _shape(model: DecoderConfig) -> str:
 
 
 def check_reach(model: DecoderConfig, longest: int) -> None:
-    """Find out before training whether the encoding can be evaluated at that length: some have tables of fixed size.
-    And whether one sequence of that length fits into memory at all."""
+    """Raise UsageError if one sequence of length ``longest`` does not fit into memory, or the encoding cannot reach it.
+
+    Some encodings have tables of fixed size. This is for before training, when another choice costs nothing.
+    """
     import torch
 
     from dape.machine import in_words
@@ -70,17 +75,10 @@ def check_reach(model: DecoderConfig, longest: int) -> None:
             f"length {longest}: one sequence would need {in_words(needed)} of memory, and {in_words(room)} are free "
             f"here; choose shorter ones"
         )
-    from dape.positional.build import build
+    from dape.models.decoder import new_encoding
     from dape.positional.randomized import Randomized
 
-    pe = build(
-        model.encoding,
-        num_heads=model.heads,
-        head_dim=model.head_dim,
-        model_dim=model.width,
-        train_length=model.train_length,
-        **model.encoding_options,
-    )
+    pe = new_encoding(model)
     try:
         pe = pe.draw(longest, torch.Generator()) if isinstance(pe, Randomized) else pe
         pe.embed(torch.zeros(1, 1, model.width), torch.tensor([longest - 1]))

@@ -1,8 +1,4 @@
-"""Train one model on one task of the Chomsky-hierarchy benchmark.
-
-A step is a function of the weights and the step's number: a run that was stopped goes on to the weights it would have
-had.
-"""
+"""Train one model on one task of the Chomsky-hierarchy benchmark."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How a language model is trained. No torch here: the command line reads it."""
+"""Settings of the training loop. No torch here: the command line reads it."""
 
 import math
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class TrainConfig:
     eps: float = 1e-8
     """Added to AdamW's denominator."""
     weight_decay: float = 0.1
-    """Decoupled weight decay of everything but norms and biases, as the authors do."""
+    """Decoupled weight decay of all parameters but norms and biases, as the authors do."""
     decay_positions: bool = True
     """Decay the encoding's own scalars and vectors too, as the authors do (Kerple's authors did not)."""
     clip: float = 1.0

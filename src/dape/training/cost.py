@@ -1,14 +1,14 @@
-"""What it takes to train a model: parameters, floating-point operations, memory. Estimates, made without training it.
+"""Estimates of what training a model takes: parameters, floating-point operations, memory.
 
-m width, h heads, v vocabulary, t tokens of a sequence, L layers. Forward, one sequence, a multiplication and an
-addition being two operations:
+m width, h heads, v vocabulary, t tokens of a sequence, L layers. The forward pass of one sequence takes, with a
+multiplication and an addition counted as two operations:
 
-weights         2 t (12 m^2 L + m v)        queries to feed-forward of each layer, and the head; looking up is free
+weights         2 t (12 m^2 L + m v)        linear layers of all blocks, and the head; embedding is a lookup
 scores, values  4 m L t(t+1)/2              pairs (i, j) with j <= i only, as the operator skips the others
-encoding        2 w L t(t+1)/2              w the weights applied at each pair: 2hD + Dh for DAPE's f with D units
+encoding        2 w L t(t+1)/2              w: weights applied at each pair, 2hD + Dh for DAPE's f with D units
 
 The backward pass takes twice as many; recomputing the blocks (``checkpoint_activations``) adds their forward pass.
-Whatever is not a product of matrices is left out. Imports torch only to count the parameters of an encoding.
+Only products of matrices are counted. Torch is imported only to count the parameters of an encoding.
 """
 
 from dataclasses import dataclass
@@ -23,28 +23,28 @@ from dape.training.config import TrainConfig
 A800_PEAK = 312e12
 """Operations per second in bfloat16 of the paper's GPU."""
 UTILISATION = 0.4
-"""Of the peak, in training: our guess, and optimistic for models below 1B parameters."""
+"""Share of the peak that training reaches: our guess, optimistic for models below 1B parameters."""
 
 STATE_BYTES = {"forward": 4, "forward_backward": 8, "step": 16}
-"""Per parameter, in float32: the weight; with its gradient; with AdamW's two moments."""
+"""Bytes per parameter, in float32: the weight; with its gradient; with AdamW's two moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     parameters: int
-    """All of them, embeddings and encodings included."""
+    """All parameters, embeddings and encodings included."""
     flops: float
     """Floating-point operations of the whole run."""
     memory_bytes: int
-    """At its worst moment, on one device, without what the framework takes for itself."""
+    """Peak on one device, without what the framework takes for itself."""
 
     def gpu_hours(self, *, peak: float = A800_PEAK, utilisation: float = UTILISATION) -> float:
-        """On a GPU that could do ``peak`` operations per second and does a share of them."""
+        """Hours on a GPU that reaches the share ``utilisation`` of ``peak`` operations per second."""
         return self.flops / (peak * utilisation) / 3600
 
 
 def training_cost(model: DecoderConfig, train: TrainConfig, *, evaluation_tokens: int = 0) -> Cost:
-    """Of a whole run. Evaluation counts as forward passes at the training length."""
+    """The cost of a whole run. Evaluation counts as forward passes at the training length."""
     sequences = train.steps * train.batch
     evaluated = evaluation_tokens / model.train_length * forward_flops(model)
     count, part = parameters(model), train.batch // train.accumulate
@@ -57,23 +57,21 @@ def training_cost(model: DecoderConfig, train: TrainConfig, *, evaluation_tokens
 
 
 LAYER_BYTES = 50_000
-"""Of Python's objects for one layer, before any number."""
+"""Memory of the Python objects of one layer, without its tensors."""
 TOLERANCE = 1.25
-"""Estimates are rough: what needs a little more than there is may still fit."""
+"""Estimates are rough: a model that seems a little too large may still fit."""
 
 
 def memory_needed(model: DecoderConfig, *, batch: int = 0, training: bool = False, half: bool = False) -> int:
-    """Bytes, at the least: encodings are left out, so that nothing is built. ``batch``: sequences at a time."""
-    state = STATE_BYTES["step"] if training else STATE_BYTES["forward"]
-    return (
-        dense_parameters(model) * state + model.layers * LAYER_BYTES + activation_bytes(model, batch=batch, half=half)
-    )
+    """A lower bound in bytes, without the encodings, so that nothing is built. ``batch``: sequences at a time."""
+    state = dense_parameters(model) * STATE_BYTES["step" if training else "forward"]
+    return state + model.layers * LAYER_BYTES + activation_bytes(model, batch=batch, half=half)
 
 
 def require_fits(
     model: DecoderConfig, room: int, *, batch: int = 0, training: bool = False, half: bool = False
 ) -> None:
-    """Refuse what cannot fit into ``room`` bytes before anything is built."""
+    """Raise UsageError if the model cannot fit into ``room`` bytes. Nothing is built."""
     needed = memory_needed(model, batch=batch, training=training, half=half)
     if needed <= TOLERANCE * room:
         return
@@ -88,8 +86,8 @@ def require_fits(
 
 
 def window_bytes(width: int, length: int) -> int:
-    """Of one sequence that is only read: residual stream, q, k, v, attention output and the feed-forward's four widths
-    with its activation, in float32."""
+    """Memory of a forward pass of one sequence in float32: residual stream, q, k, v, attention output and the
+    feed-forward's four widths with its activation."""
     return 4 * 16 * width * length
 
 
@@ -101,36 +99,36 @@ def parameters(model: DecoderConfig) -> int:
 
 
 def dense_parameters(model: DecoderConfig) -> int:
-    """Of everything but the encodings: two tables of the vocabulary, and per layer 12 m^2, biases and norms."""
+    """Parameters without the encodings: embedding and head, and per layer 12 m^2 weights, biases and norms."""
     m = model.width
     return 2 * model.vocabulary * m + model.layers * (12 * m**2 + 13 * m) + 2 * m
 
 
 def encoding_parameters(model: DecoderConfig) -> int:
-    """Of the encodings of all layers together."""
+    """Parameters of the encodings of all layers together."""
     import torch
 
     from dape.models.decoder import new_encodings
 
-    with torch.device("meta"):  # shapes without numbers
+    with torch.device("meta"):  # shapes without data
         return sum(p.numel() for pe in new_encodings(model) for p in pe.parameters())
 
 
 def pair_weights(model: DecoderConfig) -> int:
     """Weights of the encoding that are applied at every pair (i, j) in one layer.
 
-    Those are the layers of its networks: DAPE's f, FIRE's perceptron. (FIRE's is evaluated once for a whole batch, so
-    this is too much for it.) Transformer-XL instead forms a product over the channels of a query at each pair. What is
-    done per token or per lag, as in Transformer-XL and CoPE, is left out.
+    These are the layers of its networks: DAPE's f, FIRE's perceptron. (FIRE's is overestimated: it is evaluated once
+    for a whole batch.) Transformer-XL instead forms a product over the channels of a query at each pair. Work per token
+    or per lag, as in Transformer-XL and CoPE, is left out.
     """
     import torch
 
-    from dape.models.decoder import new_encodings
+    from dape.models.decoder import new_encoding
     from dape.positional.layers import Affine, RowConvolution
     from dape.positional.transformer_xl import TransformerXL
 
     with torch.device("meta"):
-        pe = new_encodings(model)[0]
+        pe = new_encoding(model)
     if any(isinstance(module, TransformerXL) for module in pe.modules()):
         return model.width
     return sum(module.weight.numel() for module in pe.modules() if isinstance(module, Affine | RowConvolution))
@@ -140,15 +138,15 @@ def pair_weights(model: DecoderConfig) -> int:
 
 
 def training_flops(model: DecoderConfig, *, causal: bool = True) -> float:
-    """Forward and backward of one sequence of the training length."""
+    """Forward and backward pass of one sequence of the training length."""
     once = forward_flops(model, causal=causal)
-    # What comes last in a block, from 4 m to m, need not be recomputed: nobody asks for its result.
+    # The last layer of a block, from 4 m to m, is not recomputed: the backward pass does not need its result.
     last = model.layers * 2 * model.train_length * 4 * model.width**2
     return 3 * once + (_block_flops(model, causal) - last if model.checkpoint_activations else 0)
 
 
 def forward_flops(model: DecoderConfig, *, causal: bool = True) -> float:
-    """Of one sequence of the training length. Without ``causal`` every pair counts, as dense attention has it."""
+    """Forward pass of one sequence of the training length. ``causal=False`` counts every pair, as dense attention."""
     head = 2 * model.train_length * model.width * model.vocabulary
     return _block_flops(model, causal) + head
 
@@ -163,18 +161,20 @@ def _block_flops(model: DecoderConfig, causal: bool) -> float:
 
 
 def activation_bytes(model: DecoderConfig, *, batch: int, half: bool = False) -> int:
-    """What the backward pass needs of the forward pass, and the logits at its beginning.
+    """Memory of the activations that the backward pass needs, and of the logits at its beginning.
 
     A block keeps 17 numbers per token and channel: the inputs of two norms, of four linear layers (3 x 1 and 4), of
-    attention (3) with its result, and of GELU (4). Attention itself is linear in memory and keeps next to nothing. With
-    mixed precision 13 of them take two bytes; the norms stay in float32, their results are kept in both. Turned queries
-    and keys are kept beside those that values share memory with, and of PyTorch's attention the result is kept twice.
+    attention (3) with its result, and of GELU (4). Attention itself is linear in memory and keeps next to nothing. In
+    mixed precision 13 of them take two bytes; norms stay in float32, and their results are kept in both types. Rotated
+    queries and keys are kept beside the projection that values are a view of. PyTorch's own attention keeps its result
+    twice.
     """
     tokens = batch * model.train_length
     name = parse(model.encoding)
-    turned = 2 * (find(name.base).hook == "rotate")
-    twice = find(name.base).hook in ("rotate", "embed", "none") and not name.wrapper and not name.modifiers
-    block = model.width * (((13 + turned + twice) * 2 + 4 * 4 + 2 * 2) if half else (17 + turned + twice) * 4)
+    hook = find(name.base).hook
+    rotated = 2 * (hook == "rotate")
+    twice = hook in ("rotate", "embed", "none") and not name.wrapper and not name.modifiers
+    block = model.width * (((13 + rotated + twice) * 2 + 4 * 4 + 2 * 2) if half else (17 + rotated + twice) * 4)
     kept = model.layers * 4 * model.width + block if model.checkpoint_activations else model.layers * block
-    logits = model.vocabulary * (2 * 2 + 3 * 4 if half else 3 * 4)  # themselves, their log-softmax, their gradient
+    logits = model.vocabulary * (2 * 2 + 3 * 4 if half else 3 * 4)  # logits, their log-softmax, their gradient
     return tokens * (kept + logits)

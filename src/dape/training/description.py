@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself, and where checkpoints lie. No torch here: a wrong path is refused at once."""
+"""Finding checkpoints, and reading checkpoint.json. No torch here, so that a wrong path is refused at once."""
 
 import dataclasses
 import re
@@ -20,29 +20,29 @@ ADVICE = "Remove this folder to go on from an older checkpoint, or copy it anew.
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a checkpoint says about itself."""
+    """The content of checkpoint.json."""
 
     step: int
     """Optimizer steps that were taken."""
     model: Any
-    """Configuration of the model: a :class:`DecoderConfig`, or any other dataclass or mapping, which is read back as a
-    mapping."""
+    """Configuration of the model: a :class:`DecoderConfig`, another dataclass, or a mapping. The last two are read back
+    as a mapping."""
     train: TrainConfig
     data: dict[str, Any]
     """Identity of the task, such as name and hash of the corpus, name and fingerprint of its tokenizer."""
     scaler: dict[str, Any] = dataclasses.field(default_factory=dict)
     """State of the loss scaler, with fp16."""
     threads: int | None = None
-    """Of torch on the CPU, where they are known."""
+    """Threads of torch on the CPU, if known."""
 
 
 class _File(TypedDict):
-    """checkpoint.json. Since it has a checksum of its own, nothing in it is believed that was not written with it."""
+    """checkpoint.json, without the checksum of its own content."""
 
     format: int
     step: Count
     kind: NotRequired[str]
-    """What ``model`` describes; older versions knew decoders only."""
+    """Kind of the model. Files of older versions have none: they described decoders only."""
     train: TrainConfig
     data: dict[str, Any]
     scaler: dict[str, Any]
@@ -65,12 +65,11 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def find(path: Path) -> Path:
-    """The checkpoint that ``path`` means: itself, or the newest one of a run."""
+    """The checkpoint at ``path``, or the newest one of the run at ``path``. UsageError if there is none."""
     if (path / DESCRIPTION).is_file():
         return path
     for folder in (path / CHECKPOINTS, path):
-        found = checkpoints(folder)
-        if found:
+        if found := checkpoints(folder):
             return found[-1]
     if not path.exists():
         raise UsageError(f"{path}: there is no such checkpoint or run")
@@ -80,11 +79,11 @@ def find(path: Path) -> Path:
 
 
 class OtherFormatError(ValueError):
-    """Not damaged, but of another version."""
+    """The checkpoint is not damaged, but of another version."""
 
 
 def describe(checkpoint: Path, *, verify: bool = True) -> Description:
-    """The checkpoint's own description, after a check that its files are those that were saved."""
+    """Read checkpoint.json, and ``verify`` the checksums of all files. ValueError if anything is missing or damaged."""
     path = checkpoint / DESCRIPTION
     if not path.is_file():
         raise ValueError(f"{path}: is missing. {ADVICE}")
@@ -104,15 +103,15 @@ def describe(checkpoint: Path, *, verify: bool = True) -> Description:
 
 
 def _check_step(path: Path, step: int) -> None:
-    """The folder may have been given another name; one of ours tells the step."""
+    """A folder that has the name it was saved under must be of that step; users may give it any other name."""
     name = path.resolve().parent.name
     if re.fullmatch(r"step-\d{8,}", name) and int(name.removeprefix("step-")) != step:
         raise ValueError(f"{path}: step: found {step}, expected that of its folder {name}. {ADVICE}")
 
 
 def _check_complete(path: Path, noted: Collection[str]) -> None:
-    """No file is read whose checksum is not known."""
-    from dape.data import tokenizer as tokenizers  # with numpy, for which `dape --help` need not wait
+    """Raise ValueError if a file that will be read has no checksum."""
+    from dape.data import tokenizer as tokenizers  # imports numpy, which `dape --help` does not need
 
     needed = {name for file in (MODEL, OPTIMIZER) for name in files_of(file, noted) or [file]}
     needed |= {name for name in (tokenizers.FILE, tokenizers.INFO) if (path.parent / name).exists()}
@@ -125,7 +124,7 @@ def shard_name(file: str, rank: int, world: int) -> str:
 
 
 def files_of(file: str, there: Collection[str]) -> list[str]:
-    """The names of ``file`` among ``there``: its own, or those of all its shards; none if one is missing."""
+    """Which of the names ``there`` make up ``file``: its own name, or those of all its shards. [] if one is missing."""
     if file in there:
         return [file]
     shard = re.compile(rf"{re.escape(Path(file).stem)}-\d{{5}}-of-(\d{{5}}){re.escape(Path(file).suffix)}")

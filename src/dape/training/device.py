@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def use_device(name: str) -> "torch.device":
-    """The device of that name, after trying it."""
+    """The device of that name. UsageError if nothing can be computed there."""
     import torch
 
     if name == "auto":
@@ -33,7 +33,7 @@ def set_threads(wanted: int | None) -> None:
 
 
 def free_memory(device: "torch.device") -> int:
-    """Bytes that a model may take."""
+    """Bytes that are free for a model."""
     import torch
 
     from dape.machine import available_bytes

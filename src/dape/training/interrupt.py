@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal as a request to stop at the next good moment. No torch here."""
+"""Ctrl-C, SIGTERM and a closed terminal as a request to stop at the end of a step. No torch here."""
 
 import contextlib
 import os
@@ -13,8 +13,12 @@ HANG_UP = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
 
 
 class Interruption:
-    """While this context is open, the first SIGINT, SIGTERM or SIGHUP only sets ``signal``; a second one interrupts at
-    once. ``patient``: it does not, as for a process of several, which may hear of it from more than one side."""
+    """While this context is open, the first SIGINT, SIGTERM or SIGHUP only sets ``signal``; a second one raises
+    KeyboardInterrupt.
+
+    ``patient`` ignores the second one: a process of several may receive the same request twice, for instance from the
+    terminal and from its launcher.
+    """
 
     def __init__(
         self, message: str = "stopping after this step and saving; once more to stop at once", *, patient: bool = False
@@ -25,7 +29,7 @@ class Interruption:
 
     def __enter__(self) -> "Interruption":
         self._terminal = _terminal()
-        for number in _heeded(signal.SIGINT, signal.SIGTERM, *HANG_UP):
+        for number in _not_ignored(signal.SIGINT, signal.SIGTERM, *HANG_UP):
             self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -42,20 +46,20 @@ class Interruption:
         return 0 if self.signal is None else 128 + self.signal
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self.signal is not None and self._patient:
-            return
         if self.signal is not None:
+            if self._patient:
+                return
             raise KeyboardInterrupt
         self.signal = number
         if number in HANG_UP:
-            _forget(self._terminal)
+            _redirect_to_null(self._terminal)
         if self._message:
             print(f"\ndape: {self._message}", file=sys.stderr, flush=True)
 
 
 def stop_with(parent: int) -> None:
-    """SIGTERM for this process once ``parent``, which started it, has ended: whoever takes the parent's place would
-    collide with this one. Where nothing handles the signal yet, this process ends."""
+    """Send SIGTERM to this process once its ``parent`` has ended: otherwise it would work beside the processes of a new
+    parent, in the same folder. Without a handler for SIGTERM, this process ends."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -67,16 +71,15 @@ def stop_with(parent: int) -> None:
 
 @contextlib.contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM, and SIGHUP of a terminal that was closed, as KeyboardInterrupt: the same orderly end."""
-
+    """Turn SIGTERM and SIGHUP (the terminal was closed) into KeyboardInterrupt: the same orderly end as for Ctrl-C."""
     terminal = _terminal()
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         if number in HANG_UP:
-            _forget(terminal)
+            _redirect_to_null(terminal)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in _heeded(signal.SIGTERM, *HANG_UP)}
+    before = {number: signal.signal(number, interrupt) for number in _not_ignored(signal.SIGTERM, *HANG_UP)}
     try:
         yield
     finally:
@@ -85,18 +88,18 @@ def signals_as_interrupts() -> Iterator[None]:
 
 
 def _terminal() -> list[int]:
-    """Which of standard input, output and errors are one; once it is closed, it is none any more."""
+    """Which of standard input, output and error are a terminal. Must be asked before the terminal is closed."""
     return [handle for handle in (0, 1, 2) if os.isatty(handle)]
 
 
-def _forget(handles: list[int]) -> None:
-    """Say nothing any more to a terminal that was closed: it would answer with an error, before anything is saved."""
+def _redirect_to_null(handles: list[int]) -> None:
+    """Discard output for a closed terminal: writing to it would raise an error before the run is saved."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for handle in handles:
         os.dup2(nowhere, handle)
     os.close(nowhere)
 
 
-def _heeded(*numbers: signal.Signals) -> list[signal.Signals]:
-    """Without those that whoever started this wanted ignored, as nohup does with SIGHUP."""
+def _not_ignored(*numbers: signal.Signals) -> list[signal.Signals]:
+    """The signals that the caller of this program did not ask to ignore, as nohup does with SIGHUP."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]

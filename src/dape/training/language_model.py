@@ -52,6 +52,6 @@ class LanguageModelTrainer(Trainer):
 
 
 def vocabulary_for(corpus: Corpus) -> int:
-    """As many ids as the tokenizer has; a large vocabulary is rounded up to a multiple of 128, as the authors do."""
+    """The number of ids of the tokenizer. From 1024 it is rounded up to a multiple of 128, as the authors do."""
     ids = corpus.tokenizer.vocabulary
     return ids if ids < 1024 else -(-ids // 128) * 128

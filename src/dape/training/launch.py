@@ -1,4 +1,4 @@
-"""Start the processes of a run on this machine, and start them again when one was killed. No torch here."""
+"""Start the processes of a run on this machine, and restart them when one was killed. No torch here."""
 
 import contextlib
 import os
@@ -17,21 +17,23 @@ from dape.training.interrupt import Interruption
 
 Mode = Literal["single", "ddp", "fsdp"]
 STORE = "DAPE_STORE"
-"""Environment variable: the file by which the processes of one machine find each other; no port that could be taken."""
+"""Environment variable: the file through which the processes of one machine connect. A port could be in use."""
 LAUNCHER = "DAPE_LAUNCHER"
-"""Environment variable: the process that starts them. It may have died before they can ask for their parent."""
+"""Environment variable: id of the process that started this one. If that process has died, getppid() names another."""
 LOST = 75
-"""Exit code of a process that has lost another one, not its own fault: EX_TEMPFAIL."""
+"""Exit code of a process that ended because it lost the connection to another one: EX_TEMPFAIL."""
 PATIENCE = "DAPE_PATIENCE"
-"""Environment variable: the seconds that a process waits for another one, to join and to answer; 600 by default."""
-MOST = 64
+"""Environment variable: seconds to wait for another process to join and to answer; 600 by default."""
+MOST_PROCESSES = 64
 GRACE = 600.0
 """Seconds to finish a step and save, once asked to stop."""
 
 
 def check_processes(count: int) -> None:
-    if not 1 <= count <= MOST:
-        raise UsageError(f"`processes` must lie between 1 and {MOST} on one machine, got {count}; torchrun starts more")
+    if not 1 <= count <= MOST_PROCESSES:
+        raise UsageError(
+            f"`processes` must lie between 1 and {MOST_PROCESSES} on one machine, got {count}; torchrun starts more"
+        )
 
 
 def check_shares(batch: int, accumulate: int, world: int) -> None:
@@ -42,7 +44,7 @@ def check_shares(batch: int, accumulate: int, world: int) -> None:
 
 
 class ProcessesFailedError(RuntimeError):
-    """The processes have said why."""
+    """Some process failed, and has printed the reason itself."""
 
     def __init__(self, code: int, count: int, what: str) -> None:
         super().__init__(f"{what} in {count} processes failed with exit code {code}")
@@ -50,7 +52,7 @@ class ProcessesFailedError(RuntimeError):
 
 
 def in_group() -> bool:
-    """Whether torchrun, or :func:`run_processes`, has started this process."""
+    """Whether torchrun or :func:`run_processes` has started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -63,31 +65,33 @@ def patience() -> float:
 
 
 def restart() -> int:
-    """How often whoever started this process, which torchrun tells in the same way, has started it again."""
+    """How often this process was restarted. Our launcher sets the same environment variable as torchrun."""
     text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return int(text) if text.isdecimal() else 0
 
 
 def launcher() -> int:
-    """The process that has started this one as one of several."""
+    """Id of the process that has started this one as one of several."""
     return int(os.environ.get(LAUNCHER, os.getppid()))
 
 
-def speaks() -> bool:
+def is_first() -> bool:
+    """Whether this is the process that prints and writes files: the first of its group, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def run_processes(words: Sequence[str], count: int, *, restarts: int) -> int:
-    """Run ``python words...`` in ``count`` processes. When one was killed, all are started again, ``restarts`` times at
-    most: they go on from their last checkpoint. The exit code is that of what failed, or 0."""
+    """Run ``python words...`` in ``count`` processes, and return the exit code of the one that failed, or 0.
+
+    When one is killed, all are restarted, at most ``restarts`` times; they go on from their last checkpoint.
+    """
     with scratch("dape-processes") as folder, Interruption("") as stop:
         for attempt in range(restarts + 1):
             store = folder / f"store-{attempt}"
             codes = _watch(_start(words, count, store, attempt), stop)
-            code = next((c for c in codes if c not in (0, LOST) and c > 0), 0)
+            code = next((c for c in codes if c > 0 and c != LOST), 0)
             killed = [rank for rank, c in enumerate(codes) if c < 0]
-            lost = any(c == LOST for c in codes)
-            if stop() or code or not (killed or lost):
+            if stop() or code or not (killed or LOST in codes):
                 return stop.exit_code or code
             whom = f"process {killed[0]} of {count} was killed" if killed else "processes lost each other"
             again = "starting again from the last checkpoint" if attempt < restarts else "giving up"
@@ -96,7 +100,7 @@ def run_processes(words: Sequence[str], count: int, *, restarts: int) -> int:
 
 
 def _start(words: Sequence[str], count: int, store: Path, attempt: int) -> list[subprocess.Popen[bytes]]:
-    # A session of their own: Ctrl-C in the terminal reaches this process only, which passes it on once.
+    # In sessions of their own, so that Ctrl-C in the terminal reaches this process only, which passes it on once.
     return [
         subprocess.Popen(
             [sys.executable, *words], env=_environment(rank, count, store, attempt), start_new_session=True
@@ -114,7 +118,8 @@ def _environment(rank: int, count: int, store: Path, attempt: int) -> Mapping[st
 
 
 def _watch(children: list[subprocess.Popen[bytes]], stop: Interruption) -> list[int]:
-    """Until all have ended; after one has failed, the others get a moment to say so, and are ended."""
+    """Wait until all have ended, and return their exit codes. After one has failed, the others get five seconds to
+    report errors of their own; then they are killed, and count as LOST."""
     passed_on, deadline = False, float("inf")
     try:
         while any(child.poll() is None for child in children):

@@ -11,7 +11,7 @@ from dape.training.config import TrainConfig
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Of the optimizer step number ``step``, counted from 0: linear from lr / warm-up, then half a cosine."""
+    """The rate of optimizer step ``step``, counted from 0: a linear warm-up, then half a cosine."""
     warmup = max(1, round(config.warmup_share * config.steps))
     if step < warmup:
         return config.lr * (step + 1) / warmup
@@ -21,7 +21,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def decayed(model: nn.Module, config: TrainConfig) -> dict[str, bool]:
-    """Whether weight decay applies, by parameter: not to norms, nor to what is called ``bias``."""
+    """By parameter name, whether weight decay applies: not to norms and not to parameters called ``bias``."""
     norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
 
     def decays(name: str, parameter: nn.Parameter) -> bool:
@@ -41,7 +41,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
             "params": [p for name, p in model.named_parameters() if (decays[name], isinstance(p, DTensor)) == kind],
             "weight_decay": config.weight_decay if kind[0] else 0.0,
         }
-        # One call of a fused optimizer takes shares of tensors or whole ones.
+        # A fused optimizer handles one group in one call, which takes either sharded or whole tensors.
         for kind in ((True, False), (False, False), (True, True), (False, True))
     ]
     return torch.optim.AdamW(

@@ -1,9 +1,9 @@
-"""One run in several processes: each takes its share of every batch, gradients and losses are those of the whole.
+"""One run in several processes: each computes its share of every batch, and gradients and losses are summed.
 
-What a step computes does not depend on the number of processes: the batch is drawn from (seed, step) by all of them
-and then divided, losses and gradients are sums over the shares. `ddp` keeps the whole model in every process, `fsdp`
-(FSDP2) a share of every block, gathered while it is used. Encodings are kilobytes, some of them scalars, which cannot
-be divided: they stay whole, and their gradients are summed.
+A step computes the same for any number of processes: all draw the same batch from (seed, step) and take their share of
+it. `ddp` keeps the whole model in every process. `fsdp` (FSDP2) keeps a share of every block, which is gathered while
+it is used. Encodings stay whole even then, and their gradients are summed: they take kilobytes, and some parameters are
+scalars, which cannot be divided.
 """
 
 import contextlib
@@ -40,28 +40,28 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Group:
-    """The processes of a run, and this one's place among them. Alone, nothing is asked of torch.distributed."""
+    """The processes of a run, and the rank of this one. A single process does not use torch.distributed."""
 
     mode: Mode = "single"
     rank: int = 0
     world: int = 1
     saving: Any = None
-    """A group of its own for checkpoints that are written while training goes on: collectives of two threads must not
-    meet in one group."""
+    """Another torch group of the same processes, for checkpoints that are written while training goes on: two threads
+    must not use collectives of one group."""
 
     @property
     def alone(self) -> bool:
         return self.world == 1
 
     @property
-    def speaks(self) -> bool:
-        """One process prints, logs and writes what is not divided."""
+    def is_first(self) -> bool:
+        """The first process prints, logs, and writes whatever is not sharded."""
         return self.rank == 0
 
     # Collectives -----------------------------------------------------------------------------------------------------
 
     def sums(self, *values: float) -> list[float]:
-        """Over all processes."""
+        """The sum of each value over all processes."""
         if self.alone:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64)
@@ -69,10 +69,11 @@ class Group:
         return total.tolist()
 
     def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process."""
         return self.sums(float(flag))[0] > 0
 
-    def texts(self, text: str, *, saving: bool = False) -> list[str]:
-        """What every process says, in order. Bytes, not pickled objects: nothing that arrives can run."""
+    def gather(self, text: str, *, saving: bool = False) -> list[str]:
+        """The texts of all processes, by rank. They are sent as bytes: unpickling could run code."""
         if self.alone:
             return [text]
         group = self.saving if saving else self._cpu
@@ -88,26 +89,27 @@ class Group:
 
     @property
     def _cpu(self) -> Any:
-        """Sums of a few numbers go by the CPU, whatever the model is on; the group of checkpoints is idle between them
-        only on GPUs, where the default group cannot."""
+        """The torch group for a few numbers or a text, which stay on the CPU: the default one, unless it is NCCL's."""
         return None if self.alone or dist.get_backend() == "gloo" else _cpu_group()
 
-    def first(self, work: Callable[[], str]) -> str:
-        """What the first process finds, for all."""
-        return self.texts(self.together(work if self.speaks else str))[0]
+    def from_first(self, work: Callable[[], str]) -> str:
+        """Call ``work`` in the first process, and return its result in all."""
+        return self.gather(self.together(work if self.is_first else str))[0]
 
-    def send(self, tensor: Tensor, source: int) -> None:
+    def broadcast(self, tensor: Tensor, source: int) -> None:
         """Fill the tensor in every process with that of process ``source``."""
         dist.broadcast(tensor, source)
 
-    def total(self, tensor: Tensor) -> None:
+    def all_reduce(self, tensor: Tensor) -> None:
         """Replace the tensor by its sum over all processes."""
         if not self.alone:
             dist.all_reduce(tensor)
 
     def together(self, work: Callable[[], T], caught: type[Exception] = Exception) -> T:
-        """``work()`` in every process; if it fails in any of them, all stop, and one says why. Work that exchanges
-        something on its way must fail in all or none: ``caught`` is what does."""
+        """Call ``work`` in every process. If it fails in any of them, all stop, and the first one reports why.
+
+        Work that uses collectives must fail in all processes or in none; ``caught`` are the errors that do.
+        """
         if self.alone:
             return work()
         error, found = None, None
@@ -115,16 +117,17 @@ class Group:
             found = work()
         except caught as failed:
             error = failed
-        told = self.texts("" if error is None else f"{'usage' if isinstance(error, UsageError) else 'other'} {error}")
-        self._stop_all(told, error)
+        text = "" if error is None else f"{'usage' if isinstance(error, UsageError) else 'other'} {error}"
+        self._stop_all(self.gather(text), error)
         return found  # pyright: ignore[reportReturnType]
 
-    def _stop_all(self, told: Sequence[str], own: Exception | None) -> None:
-        failed = [(rank, text) for rank, text in enumerate(told) if text]
+    def _stop_all(self, errors: Sequence[str], own: Exception | None) -> None:
+        """Raise the first of the processes' ``errors``; "" means none. ``own`` is the exception of this process."""
+        failed = [(rank, text) for rank, text in enumerate(errors) if text]
         if not failed:
             return
         rank, (kind, _, words) = failed[0][0], failed[0][1].partition(" ")
-        if not self.speaks:
+        if not self.is_first:
             raise SystemExit(2 if kind == "usage" else 1)
         if own is not None:
             raise own
@@ -132,21 +135,23 @@ class Group:
         raise (UsageError if kind == "usage" else RuntimeError)(f"{where}{words}") from own
 
     def check_same(self, **settings: Any) -> None:
-        """Refuse to begin when the processes were not given the same."""
+        """Raise UsageError if the processes were given different settings."""
         own = json.dumps(settings, sort_keys=True, default=str)
-        told = self.texts(own) if len(own) < 1 << 16 else self.texts(hashlib.sha256(own.encode()).hexdigest())
-        other = next((rank for rank, text in enumerate(told) if text != told[0]), None)
+        given = self.gather(own if len(own) < 1 << 16 else hashlib.sha256(own.encode()).hexdigest())
+        other = next((rank for rank, text in enumerate(given) if text != given[0]), None)
         if other is None:
             return
-        if not self.speaks:
+        if not self.is_first:
             raise SystemExit(2)
-        raise UsageError(f"process {other} was given other settings than process 0: {_difference(told[0], told[other])}"
-                         ". All processes of a run need the same text and the same settings")  # fmt: skip
+        raise UsageError(
+            f"process {other} was given other settings than process 0: {_difference(given[0], given[other])}. "
+            "All processes of a run need the same text and the same settings"
+        )
 
     # Sharing the work ------------------------------------------------------------------------------------------------
 
     def share(self, rows: Tensor) -> Tensor:
-        """This process's rows, of as many for everyone."""
+        """This process's share of the rows, as many as every other's."""
         return rows if self.alone else rows.chunk(self.world)[self.rank]
 
     def check(self, config: TrainConfig) -> None:
@@ -160,6 +165,7 @@ class Group:
 
 
 def _difference(one: str, other: str) -> str:
+    """The first three settings that differ between two JSON texts."""
     try:
         a, b = json.loads(one), json.loads(other)
     except ValueError:
@@ -170,6 +176,7 @@ def _difference(one: str, other: str) -> str:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings as {"model.width": 64, ...}."""
     if not isinstance(value, dict):
         return {prefix.rstrip("."): value}
     return {name: item for key, inner in value.items() for name, item in _flat(inner, f"{prefix}{key}.").items()}
@@ -179,8 +186,8 @@ ALONE = Group()
 _GROUPS: dict[str, Any] = {}
 _MEETINGS = itertools.count()
 _KEPT: list[Any] = []
-"""Groups outlive a run. Whoever drops the last reference to one waits for gloo's threads to end, with Python's lock in
-hand; one of them may be waiting for that lock, to let go of the last tensors (seen under load: the run never ended)."""
+"""References to torch groups, kept after a run to avoid a deadlock. Dropping the last one waits for gloo's threads to
+end while holding Python's GIL, and such a thread may need the GIL to free its last tensors (seen under load)."""
 
 
 def _cpu_group() -> Any:
@@ -191,7 +198,7 @@ def _cpu_group() -> Any:
 
 @contextlib.contextmanager
 def joined(mode: Mode | None, device: torch.device) -> Iterator[Group]:
-    """The processes that torchrun or :mod:`dape.training.launch` have started, or this one alone."""
+    """Join the group of processes that torchrun or :mod:`dape.training.launch` has started; alone, there is none."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if mode == "single" and world > 1:
         raise UsageError(f"`parallel` single, but {world} processes were started; choose ddp or fsdp")
@@ -217,15 +224,15 @@ def joined(mode: Mode | None, device: torch.device) -> Iterator[Group]:
 
 
 def _store(rank: int, world: int, limit: timedelta) -> Store:
-    """Where the processes find each other."""
+    """The key-value store through which the processes find each other."""
     attempt, meeting = restart(), next(_MEETINGS)  # one process may train several models, one after the other
     if path := os.environ.get(STORE):
         return PrefixStore(f"{attempt}-{meeting}", FileStore(path, world))
     if "MASTER_ADDR" not in os.environ:  # `parallel` fsdp in one process
         return HashStore()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        attempt = 0  # a store of this attempt alone, and hosts need not have been started again equally often
-    # Otherwise torchrun keeps the store of an attempt that died, and gloo would connect to the dead.
+        attempt = 0  # the first process serves a new store at each attempt; hosts may differ in their restarts
+    # Torchrun's own store outlives an attempt: without the prefix, gloo would connect to processes that have died.
     where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
     try:
         if rank > 0:
@@ -241,7 +248,7 @@ def _store(rank: int, world: int, limit: timedelta) -> Store:
 
 
 def _wait_for_answer(where: str, limit: float) -> None:
-    """The first process may start last. Torch itself would wait too, with pages of C++ on standard error."""
+    """Wait for the first process, which may start last. Torch would wait too, but print pages of C++ traces."""
     host, _, port = where.rpartition(":")
     deadline = time.monotonic() + limit
     while True:
@@ -258,7 +265,7 @@ def _wait_for_answer(where: str, limit: float) -> None:
 
 
 class _Replicated(DistributedDataParallel):
-    """Everything that tasks ask of a model is there."""
+    """DDP that also passes on the attributes of the model that it wraps, which tasks use."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -269,28 +276,30 @@ class _Replicated(DistributedDataParallel):
 
 @dataclass
 class Spread:
-    """A model spread over a group: ``model`` has the parameters, ``computing`` is what tasks call."""
+    """A model spread over a group."""
 
     model: nn.Module
+    """Has the parameters."""
     group: Group = ALONE
     computing: nn.Module = field(init=False)
+    """What tasks call: ``model``, wrapped for `ddp`."""
     _whole: list[nn.Parameter] = field(init=False, default_factory=list)
-    """Parameters of a sharded model that every process has, and whose gradients nobody else sums."""
+    """Parameters of a sharded model that stay whole; FSDP does not sum their gradients."""
 
     def __post_init__(self) -> None:
         self.computing = self.model
 
     @contextlib.contextmanager
     def exchanging(self, *, last: bool) -> Iterator[None]:
-        """Gradients are exchanged once, with the last part of a batch."""
+        """Exchange gradients once per batch, in the backward pass of its ``last`` part."""
         if isinstance(self.computing, FSDPModule):
             self.computing.set_requires_gradient_sync(last)
         skip = isinstance(self.computing, DistributedDataParallel) and not last
         with self.computing.no_sync() if skip else contextlib.nullcontext():  # pyright: ignore
             yield
 
-    def exchange(self) -> None:
-        """Sum the gradients of what stayed whole beside shares."""
+    def sum_whole_gradients(self) -> None:
+        """Sum over the processes the gradients that FSDP does not."""
         found = [p.grad for p in self._whole if p.grad is not None]
         if not found or self.group.alone:
             return
@@ -300,7 +309,7 @@ class Spread:
             gradient.copy_(summed.view_as(gradient))
 
     def clip(self, learned: Sequence[nn.Parameter], most: float) -> float:
-        """Scale gradients down to the norm ``most`` of all of them together; their norm before."""
+        """Scale the gradients so that their joint norm is at most ``most``; return the norm before."""
         if not isinstance(self.computing, FSDPModule):
             return nn.utils.clip_grad_norm_(learned, most).item()
         kinds = [
@@ -314,7 +323,7 @@ class Spread:
 
 
 def spread(model: nn.Module, group: Group, config: TrainConfig) -> Spread:
-    """The same model, for a group; every process has built it with the same weights."""
+    """Spread a model over a group. Every process must have built it with the same weights."""
     found = Spread(model, group)
     if group.mode == "fsdp":
         found._whole = _shard(model, group, config)
@@ -326,14 +335,14 @@ def spread(model: nn.Module, group: Group, config: TrainConfig) -> Spread:
 
 
 def _sum_bucket(_: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Losses are divided by the count of the whole batch: gradients are sums, where torch would average."""
+    """Sum gradients, where DDP would average: losses are divided by the count of the whole batch already."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     return work.get_future().then(lambda done: done.value()[0])
 
 
 def _shard(model: nn.Module, group: Group, config: TrainConfig) -> list[nn.Parameter]:
-    """FSDP2, a unit for every block and one for the rest. What stayed whole."""
+    """Apply FSDP2 with a unit for every block and one for the rest; return the parameters that stay whole."""
     from torch.distributed.device_mesh import init_device_mesh
 
     whole = [p for pe in encodings_in(model) for p in pe.parameters()]
@@ -341,8 +350,7 @@ def _shard(model: nn.Module, group: Group, config: TrainConfig) -> list[nn.Param
     options: dict[str, Any] = {"mesh": init_device_mesh(device, (group.world,)), "ignored_params": set(whole)}
     for block in getattr(model, "blocks", []):
         if dtype := HALF.get(config.precision):
-            # Weights of matrices travel in half precision; norms and the residual stream stay in float32, as under
-            # autocast.
+            # Matrices are gathered in half precision; norms and the residual stream stay in float32, as under autocast.
             half = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
             for part in block.children():
                 if not isinstance(part, nn.LayerNorm):
@@ -351,13 +359,13 @@ def _shard(model: nn.Module, group: Group, config: TrainConfig) -> list[nn.Param
     fully_shard(model, **options)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # sums, as above
-            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+            module.set_gradient_divide_factor(1.0)  # sums, as in _sum_bucket
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
     return list(dict.fromkeys(whole))
 
 
 def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
-    """What this process holds of a tensor that may be shared, and its first row."""
+    """This process's part of a tensor that may be sharded, and the number of its first row."""
     if not isinstance(tensor, DTensor):
         return tensor, 0
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

@@ -1,21 +1,19 @@
-"""Train a small model on associative recall.
-
-As in training a language model, a step is a function of the weights and the step's number: a run that was stopped goes
-on from its last checkpoint to the weights it would have had.
-"""
+"""Train a small model on associative recall."""
 
 from pathlib import Path
 
 import torch
 
 from dape.models.decoder import DecoderLM
+from dape.tasks.abilities.config import AbilityConfig
 from dape.tasks.recall.config import RecallConfig
 from dape.tasks.recall.task import RecallTask, new_model
 from dape.training.config import TrainConfig
 from dape.training.trainer import Trainer
 
 
-def train_config(config: RecallConfig, seed: int) -> TrainConfig:
+def train_config(config: RecallConfig | AbilityConfig, seed: int) -> TrainConfig:
+    """How small models are trained on generated sequences."""
     return TrainConfig(
         steps=config.steps, batch=config.batch, lr=config.lr, warmup_share=0.05, seed=seed, save_every=200, keep=1
     )

@@ -34,7 +34,7 @@ class RunConfig:
     train: TrainConfig
     data: str
     threads: int
-    """Of torch on the CPU: another number may change the last bits."""
+    """Threads of torch on the CPU: another number may change the last bits."""
 
     def write(self, folder: Path) -> None:
         settings = _plain(asdict(self))
@@ -43,8 +43,7 @@ class RunConfig:
 
     @classmethod
     def read(cls, folder: Path) -> "RunConfig":
-        path = folder / CONFIG
-        return read_settings(path, cls)
+        return read_settings(folder / CONFIG, cls)
 
     def check_continues(self, saved: "RunConfig", folder: Path) -> None:
         """Refuse to continue ``saved`` with settings that would give other weights."""
@@ -59,19 +58,19 @@ class RunConfig:
 
 
 def run_folder(checkpoint: Path) -> Path:
-    """The run that a checkpoint belongs to."""
+    """The folder of the run that a checkpoint belongs to."""
     return checkpoint.resolve().parent.parent
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Old and new value of everything that touches the weights and is not the same; files turn tuples into lists."""
-    old, new = (json.loads(json.dumps(settings)) for settings in (old, new))
+    """Name, old and new value of all differing settings that affect the weights."""
+    old, new = (json.loads(json.dumps(settings)) for settings in (old, new))  # tuples become lists, as in files
     names = [name for name in dict.fromkeys([*old, *new]) if name not in FREE_TO_CHANGE]
     return [f"{n} was {short(old.get(n))}, now {short(new.get(n))}" for n in names if old.get(n) != new.get(n)]
 
 
 def _plain(value: Any) -> Any:
-    """YAML without Python types; what is not set is left out."""
+    """The value as YAML can write it: tuples as lists, without settings that are None or empty."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items() if item is not None and item != {}}
     return list(value) if isinstance(value, tuple) else value
@@ -83,23 +82,19 @@ class Metrics:
     def __init__(self, folder: Path, *, after_step: int) -> None:
         self._path = folder / METRICS
         if self._path.exists():
-            # What a killed run logged beyond its last checkpoint happens once more.
+            # A killed run repeats the steps after its last checkpoint, and logs them again.
             kept = [line for line in read_metrics(folder) if line["step"] <= after_step]
             write_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def add(self, line: Mapping[str, Any]) -> None:
-        # JSON knows neither infinity (an fp16 gradient that was skipped) nor NaN.
-        line = {name: None if _is_odd(value) else value for name, value in line.items()}
+        # JSON has neither infinity (as the norm of an fp16 gradient that was skipped) nor NaN.
+        finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in line.items()}
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-
-def _is_odd(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+            file.write(json.dumps(finite) + "\n")
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """All complete lines; the last may have been cut off, or be in the making."""
+    """All complete lines of metrics.jsonl. An incomplete last line is left out: it was cut off, or is being written."""
     path = folder / METRICS
     if not path.exists():
         return []

@@ -1,4 +1,4 @@
-"""A sharded checkpoint, written by all processes while training goes on: the folder appears whole or not at all."""
+"""Write a sharded checkpoint from all processes while training goes on: the folder appears whole or not at all."""
 
 import contextlib
 import json
@@ -13,8 +13,8 @@ from dape.training.shards import Snapshot
 
 
 class Saving:
-    """Runs in a thread of every process. ``finish(folder, checksums)`` is called in the first one, when all have
-    written; ``after()`` when the folder has its name."""
+    """A thread in every process that writes its shard. The first process then calls ``finish(folder, checksums)``,
+    renames the folder to ``target``, and calls ``after()``."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Saving:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until it is there; raises what went wrong."""
+        """Wait until the checkpoint is written, or raise the error that prevented it."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -50,30 +50,31 @@ class Saving:
                 return str(stack.enter_context(new_folder(self._target)))
 
             def end() -> str:
-                self._finish(folder, {name: sha for text in told for name, sha in json.loads(text).items()})
+                self._finish(folder, {name: sha for text in checksums for name, sha in json.loads(text).items()})
                 return ""
 
-            folder = Path(self._all(begin if self._group.speaks else str)[0])
-            told = self._all(lambda: json.dumps(self._write(folder)))
-            self._all(end if self._group.speaks else str)
-        if self._group.speaks:
+            folder = Path(self._on_all(begin if self._group.is_first else str)[0])
+            checksums = self._on_all(lambda: json.dumps(self._write(folder)))
+            self._on_all(end if self._group.is_first else str)
+        if self._group.is_first:
             self._after()
 
     def _write(self, folder: Path) -> dict[str, str]:
-        group, found = self._group, {}
+        """Write this process's shards; return their checksums by name."""
+        group, checksums = self._group, {}
         for file, snapshot in self._snapshots.items():
             name = shard_name(file, group.rank, group.world)
             snapshot.write(folder / name)
-            found[name] = sha256(folder / name)
-        return found
+            checksums[name] = sha256(folder / name)
+        return checksums
 
-    def _all(self, work: Callable[[], str]) -> list[str]:
-        """What every process says; what fails in one of them, as a full disk does, fails in all."""
+    def _on_all(self, work: Callable[[], str]) -> list[str]:
+        """Call ``work`` in every process and return the results of all. An error in one is raised in all."""
         try:
             own = f"+{work()}"
         except Exception as error:
             own = f"-{error}"
-        told = self._group.texts(own, saving=True)
-        if failed := [f"process {rank}: {text[1:]}" for rank, text in enumerate(told) if text.startswith("-")]:
+        results = self._group.gather(own, saving=True)
+        if failed := [f"process {rank}: {text[1:]}" for rank, text in enumerate(results) if text.startswith("-")]:
             raise OSError(f"the checkpoint {self._target.name} was not written: {failed[0]}")
-        return [text[1:] for text in told]
+        return [text[1:] for text in results]

@@ -1,9 +1,9 @@
-"""Tensors of which every process has its rows, in a file for each process; and such files put together again.
+"""Sharded tensors, in a file for each process; and such files joined again.
 
-    model-00001-of-00002.safetensors    the rows of process 0, and what is not divided
+    model-00001-of-00002.safetensors    the rows of process 0, and the tensors that are not sharded
     model-00002-of-00002.safetensors    the rows of process 1
 
-Each file's header has, under ``rows``, the first row and the whole shape of every tensor that is divided.
+The header of a file has, under ``rows``, the first row and the whole shape of every sharded tensor.
 """
 
 import json
@@ -25,10 +25,10 @@ ROWS = "rows"
 
 
 class Snapshot:
-    """Copies of what this process holds: training may go on while they are written."""
+    """Copies of this process's shards, so that training may go on while they are written."""
 
     def __init__(self, tensors: Mapping[str, Tensor], *, whole: bool) -> None:
-        """``whole``: also of what is not divided."""
+        """``whole``: copy tensors that are not sharded too."""
         self._rows: dict[str, list[int]] = {}
         self._own: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
@@ -43,7 +43,7 @@ class Snapshot:
 
 
 def read_joined(folder: Path, file: str, advice: str) -> dict[str, Tensor]:
-    """The whole tensors, from one file or from shards."""
+    """Read whole tensors, from one file or from all of its shards."""
     names = files_of(file, [path.name for path in folder.iterdir()]) or [file]
     if names == [file]:
         return read_tensors(folder / file, advice)
@@ -56,12 +56,14 @@ def read_joined(folder: Path, file: str, advice: str) -> dict[str, Tensor]:
             for key, tensor in tensors.items():
                 _put(whole, filled, key, tensor, rows.get(key))
     with reading(folder / file, "its shards do not make a whole", advice):
-        if short := [key for key, count in filled.items() if count != len(whole[key])]:
-            raise ValueError(f"{short[0]} has {filled[short[0]]} of {len(whole[short[0]])} rows")
+        for key, count in filled.items():
+            if count != len(whole[key]):
+                raise ValueError(f"{key} has {count} of {len(whole[key])} rows")
     return whole
 
 
 def _put(whole: dict[str, Tensor], filled: dict[str, int], key: str, tensor: Tensor, rows: list[int] | None) -> None:
+    """Add a shard to ``whole``; ``filled`` counts the rows that are there."""
     if rows is None:
         whole[key] = tensor
         return
@@ -78,8 +80,8 @@ def _rows(path: Path, advice: str) -> dict[str, list[int]]:
         return as_record(dict[str, list[int]], parse_json((file.metadata() or {}).get(ROWS, "{}")), str(path))
 
 
-def shared_like(tensor: Tensor, parameter: Any) -> Tensor:
-    """This process's share, if the parameter is divided."""
+def sharded_like(tensor: Tensor, parameter: Any) -> Tensor:
+    """The tensor, sharded among the processes if ``parameter`` is."""
     if not isinstance(parameter, DTensor) or not tensor.dim():
         return tensor
     whole = tensor.to(parameter.device)

@@ -1,7 +1,7 @@
-"""The parts of a batch side by side, a thread for each.
+"""Compute the parts of a batch at once, in a thread for each.
 
-Two threads that take their own examples through the whole model are faster than two that share every operation: a small
-model's operations are too small to share.
+Two threads with examples of their own are faster than two threads within every operation: the operations of a small
+model are too small to divide.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class SideBySide:
-    """Calls a function on as many threads as torch has at the time. They compute at once: torch lets go of Python."""
+    """Calls a function in as many threads as torch may use. They run in parallel, as torch releases Python's GIL."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
@@ -27,17 +27,17 @@ class SideBySide:
         if workers <= 1:
             return [work(index) for index in range(count)]
 
-        def alone(index: int) -> T:
+        def with_own_threads(index: int) -> T:
             torch.set_num_threads(allowed // workers)
             return work(index)
 
-        started = [self._threads(workers).submit(alone, index) for index in range(count)]
-        wait(started)  # for all of them, whatever happened: each sets the number of threads
+        started = [self._threads(workers).submit(with_own_threads, index) for index in range(count)]
+        wait(started)  # for all, even if one has failed: each sets the number of threads
         torch.set_num_threads(allowed)
         return [each.result() for each in started]
 
     def _threads(self, workers: int) -> ThreadPoolExecutor:
-        """Kept from step to step."""
+        """The pool, kept from step to step."""
         if self._pool is None or self._workers != workers:
             self._pool, self._workers = ThreadPoolExecutor(workers), workers
         return self._pool

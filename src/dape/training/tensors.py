@@ -1,4 +1,4 @@
-"""Tensors in safetensors files: reading them runs no code, and what is wrong with them names the file."""
+"""Tensors in safetensors files. Reading runs no code, and errors name the file."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,8 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str,
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A full disk is an OSError, as everywhere else."""
+    """Raise OSError, as other ways of writing do, where safetensors has an error of its own, for instance on a full
+    disk."""
     try:
         yield
     except SafetensorError as error:

@@ -1,4 +1,4 @@
-"""Where metrics go besides metrics.jsonl: TensorBoard and Weights & Biases, both extras imported when asked for."""
+"""Trackers of metrics besides metrics.jsonl: TensorBoard and Weights & Biases. Both are extras, imported when used."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +37,7 @@ class WandB:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise UsageError(f"`wandb` needs a package: {install_command('wandb')}") from error
-        # The folder's name as id: a continued run goes on in the same plot.
+        # The folder's name is the id, so that a resumed run goes on in the same plot.
         self._run = wandb.init(
             project=project, name=folder.name, id=folder.name, resume="allow", dir=str(folder), config=dict(settings)
         )

@@ -1,5 +1,8 @@
-"""The training loop, for whatever is learned: a step is a function of the weights, the task and the step's number, so a
-run can be killed at any moment and continued from its last checkpoint to exactly the weights it would have had."""
+"""The training loop for every task.
+
+A step is a function of the weights, the task and the step's number. A run can therefore be killed at any moment, and
+continued from its last checkpoint to exactly the weights it would have had.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,12 +28,12 @@ from dape.training.update import NotFiniteError, Updated, Updater
 
 
 class NonFiniteLossError(ValueError):
-    """Training has diverged; the checkpoints that exist are from before."""
+    """Training has diverged. The existing checkpoints are from before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far training is, told after every step."""
+    """How far training is, reported after every step."""
 
     step: int
     """Steps taken."""
@@ -40,18 +43,23 @@ class Progress:
 
 
 class Trainer:
-    """One run, in its folder: trains what requires a gradient. Building it restores the last checkpoint, if there is
-    one.
+    """One run, in its folder. It trains all parameters that require a gradient. Building a trainer restores the last
+    checkpoint, if there is one.
 
     Args:
-        model: with the weights that a new run begins with.
-        task: what it learns.
-        config: steps, learning rate and the like.
-        folder: gets metrics.jsonl and checkpoints.
-        described: the configuration of the model, for its checkpoints.
-        optimizer: AdamW as the authors have it, by default.
-        tokenizer: saved with every checkpoint, if there is one.
-        group: the processes that share the work; all of them build the same trainer.
+        model: The model, with the weights that a new run begins with.
+        task: What the model learns.
+        config: Steps, learning rate and the like.
+        folder: Where metrics.jsonl and checkpoints are written.
+        described: The configuration of the model, for its checkpoints.
+        optimizer: By default AdamW with the authors' settings.
+        tokenizer: Saved with every checkpoint, if there is one.
+        trackers: Get every line of metrics too.
+        group: The processes that share the work; all of them build the same trainer.
+
+    Raises:
+        UsageError: On invalid settings, or a checkpoint of other settings or data.
+        ValueError: If every parameter is frozen, or every checkpoint is damaged.
     """
 
     def __init__(
@@ -77,14 +85,14 @@ class Trainer:
         self.updater = Updater(model, config, self.optimizer, self.spread)
         self.step = 0
         self.threads_before: int | None = None
-        """Of the process that wrote the checkpoint this run goes on from."""
+        """Threads of the process that wrote the checkpoint this run goes on from."""
         self.validation_loss: float | None = None
         self.trackers = list(trackers)
         self._described, self._tokenizer = described, tokenizer
         self._saving: Saving | None = None
         self._resume()
         folder.mkdir(parents=True, exist_ok=True)
-        self.metrics = Metrics(folder, after_step=self.step) if group.speaks else None
+        self.metrics = Metrics(folder, after_step=self.step) if group.is_first else None
 
     @property
     def device(self) -> torch.device:
@@ -114,19 +122,19 @@ class Trainer:
         )
 
     def save(self) -> Path:
-        """A model that is divided is written while training goes on, see :meth:`wait_for_checkpoint`."""
+        """Write a checkpoint. A sharded model is written while training goes on, see :meth:`wait_for_checkpoint`."""
         folder, keep = self.folder / CHECKPOINTS, self.train.keep
         parts = (folder, self._description(), self.model, self.optimizer, self._tokenizer)
         if self.group.mode == "fsdp":
             self.wait_for_checkpoint()
             self._saving = checkpoint.begin_sharded(*parts, group=self.group, keep=keep)
-        elif self.group.speaks:
+        elif self.group.is_first:
             checkpoint.save(*parts)
             checkpoint.prune(folder, keep)
-        return checkpoint.place(folder, self.step)
+        return checkpoint.checkpoint_path(folder, self.step)
 
     def wait_for_checkpoint(self) -> None:
-        """Until the last one is on the disk; raises what went wrong."""
+        """Wait until the last checkpoint is on the disk, or raise the error that prevented it."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.wait()
@@ -134,7 +142,18 @@ class Trainer:
     # Training --------------------------------------------------------------------------------------------------------
 
     def run(self, *, watch: Callable[[Progress], None] = lambda progress: None, stop: Callable[[], bool]) -> bool:
-        """Train to the end, or until ``stop()``; either way the last step is saved. True if the end was reached."""
+        """Train to the end, or until ``stop()`` is true. Either way the last step is saved.
+
+        Args:
+            watch: Called after every step.
+            stop: Asked before every step.
+
+        Returns:
+            Whether the end was reached.
+
+        Raises:
+            NonFiniteLossError: If the loss or the gradient is infinite or NaN.
+        """
         clock, saved = _Clock(), time.monotonic()
         self.model.train()
         while self.step < self.train.steps and not self.group.any(stop()):
@@ -144,7 +163,7 @@ class Trainer:
             if self._due(self.train.validate_every) or self._at_end:
                 self._validate()
                 clock.pause()
-            if self._due(self.train.save_every) or self._at_end or self._old(saved):
+            if self._due(self.train.save_every) or self._at_end or self._seconds_are_over(saved):
                 self.save()
                 saved = time.monotonic()
                 clock.pause()
@@ -162,18 +181,23 @@ class Trainer:
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
 
-    def _old(self, saved: float) -> bool:
+    def _seconds_are_over(self, saved: float) -> bool:
+        """Whether the last checkpoint, ``saved`` at that time, is older than ``save_seconds``; all processes agree."""
         every = self.train.save_seconds
         return every > 0 and self.group.any(time.monotonic() - saved > every)
 
     def take_step(self) -> tuple[Updated, int]:
-        """One optimizer step, and how many targets it had; a loss that is not finite leaves the weights alone."""
+        """Take one optimizer step; return its result and its number of targets.
+
+        Raises:
+            NonFiniteLossError: If the loss or the gradient is infinite or NaN. The weights are then as before.
+        """
         self._set_rate(learning_rate(self.step, self.train))
         batch = self.task.batch(self.spread.computing, self.step)
         try:
             done = self.updater.take(batch, step=self.step)
         except NotFiniteError as error:
-            raise NonFiniteLossError(f"step {self.step + 1}: {error}{self._told(batch.words())}") from error
+            raise NonFiniteLossError(f"step {self.step + 1}: {error}{self._hints(batch.words())}") from error
         self.step += 1
         return done, batch.count
 
@@ -182,6 +206,7 @@ class Trainer:
             group["lr"] = lr
 
     def validate(self) -> float | None:
+        """The loss on held-out examples; None if the task has none."""
         with self.updater.autocast():
             return self.task.validate(self.spread.computing)
 
@@ -190,7 +215,7 @@ class Trainer:
         if self.validation_loss is not None:
             self._log({"step": self.step, "validation_loss": self.validation_loss})
 
-    # What is said ----------------------------------------------------------------------------------------------------
+    # Metrics and messages --------------------------------------------------------------------------------------------
 
     def _log_step(self, done: Updated, speed: float) -> None:
         if not (self._due(self.train.log_every) or self._at_end or self.step == 1):
@@ -210,13 +235,14 @@ class Trainer:
         for tracker in self.trackers:
             tracker.add(line)
 
-    def _told(self, words: str) -> str:
+    def _hints(self, words: str) -> str:
+        """The end of an error message: which batch, which checkpoint remains, what to try."""
         found = checkpoint.checkpoints(self.folder / CHECKPOINTS)
         kept = f"The last checkpoint is {found[-1].name}." if found else "No checkpoint had been written yet."
         return f"{f' ({words})' if words else ''}. {kept} Try {self._advice()}."
 
     def _advice(self) -> str:
-        """What could help, without what is set already."""
+        """Settings against divergence that this run does not have yet."""
         train = self.train
         advice = [f"a lower `lr` (now {train.lr:g})", f"a longer `warmup_share` (now {train.warmup_share:g})"]
         if not 0 < train.clip <= 1:
@@ -227,7 +253,7 @@ class Trainer:
 
 
 class _Clock:
-    """Tokens per second over the latest steps; pauses, as for saving, do not count."""
+    """Tokens per second: a moving average over steps, without pauses such as saving."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()

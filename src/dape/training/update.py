@@ -1,4 +1,4 @@
-"""One optimizer step: the only place in which weights change. Benchmarks time it, the training loop repeats it."""
+"""One optimizer step: the only code that changes weights. The training loop repeats it, benchmarks time it."""
 
 import contextlib
 import math
@@ -18,21 +18,21 @@ from dape.training.side_by_side import SideBySide
 
 
 class NotFiniteError(ValueError):
-    """The loss or the gradient is no number any more; the weights are as before."""
+    """The loss or the gradient is infinite or NaN; the weights are as before."""
 
 
 @dataclass(frozen=True)
 class Updated:
     loss: float
-    """Before the step."""
+    """Of the whole batch, before the step."""
     gradient_norm: float
     """Before clipping."""
     accuracy: float | None
-    """Share of the answers that were right, if the task tells."""
+    """Share of right answers, if the task counts them."""
 
 
 class Updater:
-    """Changes what requires a gradient in ``model``, by ``optimizer``."""
+    """Takes optimizer steps on the parameters of ``model`` that require a gradient."""
 
     def __init__(
         self,
@@ -49,7 +49,11 @@ class Updater:
         self._side_by_side = SideBySide()
 
     def take(self, batch: Batch, *, step: int) -> Updated:
-        """Gradients of all parts, checks, clipping, the optimizer's step, and parameters back into their range."""
+        """Take one step: gradients of all parts, checks, clipping, update, and constrained parameters back in range.
+
+        Raises:
+            NotFiniteError: If the loss or the gradient is infinite or NaN.
+        """
         with own_randomness(f"{self.config.seed} {step}", self.device):
             losses = self._backward(batch)
         loss, right, answers = self.spread.group.sums(
@@ -74,7 +78,7 @@ class Updater:
         raise NotFiniteError(what)
 
     def _backward(self, batch: Batch) -> list[tuple[float, Loss]]:
-        """Leaves the gradient of the whole batch in ``grad``. Of every part: what it adds to the loss, and itself."""
+        """Put the gradient of the whole batch into ``grad``. Return every part's share of the loss, and its counts."""
         if batch.side_by_side and batch.parts > 1:
             found = self._side_by_side(lambda part: self._gradients(batch, part), batch.parts)
             for parameter, gradients in zip(self.learned, zip(*(g for *_, g in found), strict=True), strict=True):
@@ -86,7 +90,7 @@ class Updater:
                 mean, part = self._loss(batch, index)
                 self.scaler.scale(mean).backward()
             losses.append((mean.item(), part))
-        self.spread.exchange()
+        self.spread.sum_whole_gradients()
         return losses
 
     def _gradients(self, batch: Batch, index: int) -> tuple[float, Loss, tuple[Tensor | None, ...]]:
@@ -100,13 +104,13 @@ class Updater:
         return part.mean / (batch.count / part.count), part
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Half precision where torch thinks it safe; weights, gradients and the optimizer stay in float32."""
+        """Half precision for the operations that torch considers safe; weights and optimizer stay in float32."""
         dtype = HALF.get(self.config.precision)
         return contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
 
 def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
-    """In order, in place; None where the parameter had no part in the result."""
+    """The sum in order of parts, in the first one's memory. None if the loss did not depend on the parameter."""
     first, *others = gradients
     for other in others:
         if first is not None and other is not None:
@@ -116,8 +120,8 @@ def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
 
 @contextlib.contextmanager
 def own_randomness(words: str, device: torch.device) -> Iterator[None]:
-    """What is drawn from torch's global generators (dropout of a model that is not ours) is a function of the words,
-    not of what was drawn before; gradient checkpointing, inside, draws again what it drew."""
+    """Seed torch's global generators with ``words`` inside this context, so that what a model draws from them (dropout
+    of other libraries' models) does not depend on earlier draws. Gradient checkpointing may restore their state."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(zlib.crc32(words.encode()))
         yield
