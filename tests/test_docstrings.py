@@ -11,6 +11,7 @@ import torch
 import dape
 
 MODULES = (
+    "dape.data.corpora",
     "dape.models.config",
     "dape.models.decoder",
     "dape.models.generate",

@@ -86,11 +86,11 @@ class SelfAttention(OtherNames, nn.Module):
 
         Args:
             layer: PyTorch's layer, with ``batch_first=True``.
-            encoding: Positional encoding, a name from ``dape.encodings()``.
-            **settings: Other arguments of :class:`SelfAttention`; ``train_length`` is required.
+            encoding: positional encoding, a name from ``dape.encodings()``.
+            **settings: other arguments of :class:`SelfAttention`; ``train_length`` is required.
 
         Raises:
-            ValueError: If the layer has another order of axes, or parts that this class does not have.
+            ValueError: if the layer has another order of axes, or parts that this class does not have.
 
         Examples:
             >>> theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True)
@@ -128,13 +128,13 @@ class SelfAttention(OtherNames, nn.Module):
         """Attention of all tokens of ``x``.
 
         Args:
-            x: The tokens; with a ``cache``, the new tokens after those that it holds.
-            key_padding_mask: True at padding, as in PyTorch; for the tokens of the cache and the new ones.
-            attn_mask: The causal mask, as PyTorch's layer takes it, or (for ``causal=False``) one that hides nothing.
-            cache: Keys and values of earlier tokens, to which the new ones are added.
+            x: the tokens; with a ``cache``, the new tokens after those that it holds.
+            key_padding_mask: true at padding, as in PyTorch; for the tokens of the cache and the new ones.
+            attn_mask: the causal mask, as PyTorch's layer takes it, or (for ``causal=False``) one that hides nothing.
+            cache: keys and values of earlier tokens, to which the new ones are added.
 
         Raises:
-            ValueError: On any other ``attn_mask``.
+            ValueError: on any other ``attn_mask``.
         """
         causal = self.causal if attn_mask is None else _is_causal(attn_mask, x.shape[1], self.causal)
         q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for layer in (self.q, self.k, self.v))

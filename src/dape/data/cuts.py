@@ -1,11 +1,12 @@
-"""Where a text can be cut so that its parts, encoded one by one, give the ids of the whole.
+"""Cut a text so that its parts, encoded one by one, give the ids of the whole.
 
 The library ``tokenizers`` needs hundreds of bytes per character, so a long text must be encoded in parts. It works in
-steps: the text is normalised, split into pre-tokens (words, as a rule), and every pre-token is encoded on its own. A
-cut between two pre-tokens changes nothing if normalising and splitting do not look across it. Three places are tried:
+steps: the text is normalised, split into pre-tokens (usually words), and every pre-token is encoded on its own. A cut
+between two pre-tokens changes nothing if normalising and splitting do not depend on both sides of it. There are three
+kinds of cuts, tried in this order:
 
-1. Between a printing character and the space or newline behind it. A tokenizer is trusted to have cuts there if it is
-   made of steps that look at neighbours only (``LOCAL``), and every cut is tried on the text around it.
+1. Between a printing character and the space or newline after it. Only tokenizers whose steps depend on neighbouring
+   characters alone (``LOCAL``) are cut, and each cut is tested on the text around it.
 2. Between characters of different kinds (letter, number, other). Byte-level BPE with GPT-2's pattern never has two
    kinds in a pre-token, except for a leading space and after an apostrophe.
 3. Within a pre-token, for byte-level BPE. If ``u`` ends in the token ``x`` and ``v`` begins with ``y``, and ``xy``
@@ -28,18 +29,19 @@ if TYPE_CHECKING:
     import tokenizers
 
 PART = 1 << 17
-"""Characters after which a place to cut is looked for."""
+"""Least number of characters before a cut."""
 REACH = 1 << 14
-"""Characters among which it is looked for."""
+"""Number of characters that are searched for a cut."""
 AROUND = 128
-"""Characters on each side of a cut at which it is tried."""
+"""Characters on each side of a cut on which it is tested."""
 TRIES = 64
+"""Most cuts of one kind that are tested."""
 UNBROKEN = 2 << 20
-"""Characters that are learned from pre-tokens which had to be cut, ..."""
+"""Most characters to learn from in pre-tokens that had to be cut."""
 LEARNED_WORD = 1 << 12
-"""... and characters of each piece of these."""
+"""Characters of each piece of such a pre-token."""
 UNIFORM = 8
-"""So many characters on each side of a cut within a pre-token belong to it."""
+"""Least number of characters of the pre-token on each side of a cut within it."""
 
 LOCAL = {
     "normalizer": {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"},
@@ -53,7 +55,7 @@ _ACROSS_SPACE = re.compile(r"\S\s")
 
 
 def cutter(library: "tokenizers.Tokenizer", content: dict[str, Any]) -> "Cutter | None":
-    """None if texts must be encoded as a whole. ``content`` is that of the tokenizer's file."""
+    """A cutter for this tokenizer; None if texts must be encoded as a whole. ``content``: of its tokenizer.json."""
     words = [token for token in content.get("added_tokens", ()) if not token.get("special")]
     if not all(_is_local(content.get(name), kinds) for name, kinds in LOCAL.items()) or library.pre_tokenizer is None:
         return None
@@ -91,21 +93,22 @@ class _Cut(NamedTuple):
     at: int
     first: int | None = None
     last: int | None = None
-    """Of a cut within a pre-token: the first and the last token of what lies before it."""
+    """For a cut within a pre-token: the first and the last token of the text before it."""
 
     @property
     def within(self) -> bool:
+        """Whether the cut is within a pre-token."""
         return self.last is not None
 
 
 class _Proposals:
-    """Parts of a text by the pattern of GPT-2 alone, without a look at the tokenizer."""
+    """Cuts of a text by the pattern of GPT-2 alone, without a tokenizer."""
 
     breaks_words = True
-    """Whether there may be cuts of the second and third kind."""
+    """Whether cuts of the second and third kind are allowed."""
 
     def proposed(self, pieces: Iterable[str]) -> Iterator[tuple[str, _Cut]]:
-        """Parts, and the cuts after them."""
+        """Parts of the text, each with the cut after it."""
         text, wanted = "", PART + REACH + AROUND
         for more in (piece[at : at + PART] for piece in pieces for at in range(0, len(piece), PART)):
             text += more
@@ -120,7 +123,7 @@ class _Proposals:
             yield text, _Cut(len(text))
 
     def _find(self, text: str, begin: int) -> _Cut | None:
-        """Where to cut; within a pre-token also before ``begin``."""
+        """The first possible cut after ``begin``; one within a pre-token may also be before."""
         end = len(text) - AROUND
         for found in islice(_BEFORE_SPACE.finditer(text, begin, end), TRIES):
             if self.changes_nothing(text, found.start()):
@@ -134,7 +137,7 @@ class _Proposals:
         return self.within_word(text[:end])
 
     def changes_nothing(self, text: str, at: int) -> bool:
-        """Whether there is a cut of the first or second kind, which looks as if there were one."""
+        """Whether a proposed cut of the first or second kind leaves the ids as they are."""
         return True
 
     def within_word(self, text: str) -> _Cut | None:
@@ -143,10 +146,10 @@ class _Proposals:
 
 
 def learning_parts(texts: Iterable[str | Iterable[str]]) -> Iterator[str]:
-    """Texts, whole or in pieces, as parts for a byte-level BPE to learn from.
+    """Cut texts, given whole or in pieces, into parts for a byte-level BPE to learn from.
 
-    They have the pre-tokens of the whole texts, as often. Only those of more than ``PART + REACH`` characters are cut,
-    and of these only the first ``UNBROKEN`` characters are taken: the library would need gigabytes.
+    The parts have the same pre-tokens as the whole texts, equally often. Only pre-tokens of more than ``PART + REACH``
+    characters are cut, and only ``UNBROKEN`` characters of these are used, as the library would need gigabytes.
     """
     unbroken = 0
     for text in texts:
@@ -166,13 +169,13 @@ class Cutter(_Proposals):
         self._library, self._splitter, self.breaks_words = library, library.pre_tokenizer, breaks_words
 
     def parts(self, pieces: Iterable[str]) -> Iterator[str]:
-        """The text that comes in ``pieces``, in parts to encode one by one; larger ones where no place is found."""
-        before, last = "", None  # a part that ends within a pre-token, and must fit what follows
+        """Cut a text that comes in ``pieces`` into parts to encode one by one, long ones where no cut is possible."""
+        before, last = "", None  # a part that ends within a pre-token and its last token, kept until the next is known
         for part, cut in self.proposed(pieces):
             end = cut.last
             if last is not None:
                 first = self._ids(part)[0] if cut.first is None else cut.first
-                if self._fit(last, first):
+                if self._stay_apart(last, first):
                     yield before
                 else:
                     part = before + part
@@ -186,14 +189,14 @@ class Cutter(_Proposals):
         return self._split(left + right) == self._split(left) + self._split(right)
 
     def _split(self, text: str) -> list[str]:
-        """Into pre-tokens."""
+        """The pre-tokens."""
         normalizer = self._library.normalizer
         words = self._splitter.pre_tokenize_str(normalizer.normalize_str(text) if normalizer else text)
         return [word for word, _ in words]
 
     def within_word(self, text: str) -> _Cut | None:
-        """The last place between two tokens that a pre-token surely goes across; some way from the end, as what follows
-        may change the last tokens."""
+        """The last cut between two tokens that is surely within a pre-token. It keeps a distance from the end, because
+        text that follows may change the last tokens."""
         content, ids = text.encode("utf-8"), self._ids(text)
         ends = np.cumsum(self._sizes[ids])
         usable = int(np.searchsorted(ends, len(content) - 2 * self._sizes.max() - AROUND))
@@ -206,17 +209,19 @@ class Cutter(_Proposals):
         return None
 
     def _is_uniform(self, text: str, at: int) -> bool:
+        """Whether the characters on both sides of the cut are in one pre-token."""
         begin = max(at - 2 * UNIFORM, 0)
         words = self._splitter.pre_tokenize_str(text[begin : at + 2 * UNIFORM])
         return any(begin + a <= at - UNIFORM and at + UNIFORM <= begin + b for _, (a, b) in words)
 
-    def _fit(self, *pair: int) -> bool:
+    def _stay_apart(self, *pair: int) -> bool:
+        """Whether two tokens, joined and encoded again, are the same two tokens."""
         joined = "".join(self._library.id_to_token(token) or "" for token in pair)
         return [token.id for token in self._library.model.tokenize(joined)] == [*pair]
 
     @functools.cached_property
     def _sizes(self) -> np.ndarray:
-        """Of all tokens, in bytes: one letter of a token is one byte."""
+        """Bytes of each token: in byte-level BPE, a character of a token stands for a byte."""
         ids = self._library.get_vocab(with_added_tokens=False)
         sizes = np.zeros(max(ids.values()) + 1, np.int64)
         sizes[list(ids.values())] = [len(token) for token in ids]
@@ -232,7 +237,7 @@ def _between_kinds(before: str, after: str) -> bool:
 
 
 def _kind(character: str) -> str:
-    """letter, number, other; nothing for what may not be so for every version of Unicode, or may be both."""
+    """L(etter), N(umber) or O(ther). "" if a character fits two kinds, or versions of Unicode may differ on it."""
     category = unicodedata.category(character)
     if category[0] in "LN":
         return category[0]

@@ -1,4 +1,4 @@
-"""Documents, one after the other, from a list of items: decoded, cleaned and counted."""
+"""Read documents from a list of items, one by one: decoded, cleaned and counted."""
 
 import codecs
 import contextlib
@@ -19,15 +19,15 @@ from dape.data.text import Collected, Text
 from dape.errors import UsageError
 
 _REPLACEMENT = "�".encode()
-_NOTHING = object()
-"""The text of an empty line."""
+_EMPTY_LINE = object()
 
 
 class Position(NamedTuple):
-    """Where reading goes on: this item, after so many of its records."""
+    """Where reading continues."""
 
     item: int
     record: int
+    """Records of the item that have been read."""
 
 
 BEGINNING = Position(0, 0)
@@ -38,22 +38,23 @@ class Document(NamedTuple):
     start: int
     """Bytes of text in all documents before this one."""
     part: str
-    """train or validation if its source was named for one of them."""
+    """train or validation if the user chose one for its source, else empty."""
     next: Position
+    """Where reading continues after it."""
 
 
 @dataclass
 class Tally:
-    """What has been read so far."""
+    """Counts of what has been read so far."""
 
     documents: int = 0
     bytes: int = 0
-    """Of text, as UTF-8."""
+    """Size of the text as UTF-8."""
     replaced_characters: int = 0
     empty: int = 0
-    """Documents without a single printing character, left out."""
+    """Documents without printing characters, which are left out."""
     binary: int = 0
-    """Files of folders that are no text, left out."""
+    """Files of folders that are not text, which are left out."""
     consumed: int = 0
     """Bytes of the input files, to show progress."""
 
@@ -71,13 +72,13 @@ class Reading:
     max_expansion: float = MAX_EXPANSION
     """How many times larger than a compressed file its content may be."""
     folder: Path | None = None
-    """For temporary files, which hold texts that are too long for the memory."""
+    """For temporary files, which hold texts that are too long for memory."""
 
 
 def read_documents(
     items: Sequence[Item], reading: Reading, tally: Tally, start: Position = BEGINNING
 ) -> Iterator[Document]:
-    """Documents from ``start`` on, read when they are asked for. ``tally`` counts along."""
+    """Documents from ``start`` on, read lazily. ``tally`` is updated while they are read."""
     before = sum(item.size for item in items[: start.item])
     for number in range(start.item, len(items)):
         item = items[number]
@@ -106,7 +107,7 @@ def _records(item: Item, reading: Reading, skip: int) -> Iterator[Record]:
 
 
 def _text(item: Item, record: Record, reading: Reading, tally: Tally) -> Text | None:
-    """The text of a record, or None if there is none to count."""
+    """The text of a record; None if it has none, or none that counts."""
     content = record.content
     if item.kind in ("text", "python"):
         assert not isinstance(content, str | None)
@@ -114,7 +115,7 @@ def _text(item: Item, record: Record, reading: Reading, tally: Tally) -> Text | 
     if item.kind == "jsonl":
         assert not isinstance(content, str | None)
         content = _json_field(content, record, reading, tally)
-        if content is _NOTHING:
+        if content is _EMPTY_LINE:
             return None
     if content is None:
         tally.empty += 1
@@ -132,7 +133,7 @@ def _text(item: Item, record: Record, reading: Reading, tally: Tally) -> Text | 
 
 def _text_of_file(item: Item, chunks: Iterator[bytes], record: Record, reading: Reading, tally: Tally) -> Text | None:
     long = not isinstance(record.content, bytes)
-    if long and item.kind == "text" and not suffixes(item.path)[1] and (text := _as_it_stands(Path(item.path))):
+    if long and item.kind == "text" and not suffixes(item.path)[1] and (text := _without_copy(Path(item.path))):
         return text
     first = next(chunks, b"")
     encoding = _python_encoding(first) if item.kind == "python" else "utf-8"
@@ -149,8 +150,8 @@ def _text_of_file(item: Item, chunks: Iterator[bytes], record: Record, reading: 
     return None
 
 
-def _as_it_stands(path: Path) -> Text | None:
-    """The text of a long file that is UTF-8 throughout: it needs no copy."""
+def _without_copy(path: Path) -> Text | None:
+    """The text of a long file, read in place; None if it must be cleaned or is not plain UTF-8."""
     file, decoder = path.open("rb"), codecs.getincrementaldecoder("utf-8")()
     size, blank = 0, True
     try:
@@ -195,7 +196,7 @@ def _collected(pieces: Iterable[str], reading: Reading, tally: Tally) -> Text | 
 def _decoded(
     chunks: Iterator[bytes], record: Record, reading: Reading, tally: Tally, encoding: str = "utf-8"
 ) -> Iterator[str]:
-    """Strings without half a character at their ends. What was replaced counts if ``chunks`` come to their end."""
+    """Decode chunks of bytes; characters across a border are whole. Replaced characters are counted at the end."""
     decoder = codecs.getincrementaldecoder(encoding)("strict" if reading.strict else "replace")
     at, replaced, tail = record.offset or 0, 0, b""
     for chunk in chain(chunks, [None]):  # None: the end
@@ -205,7 +206,7 @@ def _decoded(
         try:
             text = decoder.decode(data, final=chunk is None)
         except UnicodeDecodeError as error:
-            for _ in chunks:  # they may say that this is no text at all
+            for _ in chunks:  # a zero byte later in the file is reported instead: then it is not text at all
                 pass
             at += error.start - (len(error.object) - len(data))
             raise ValueError(
@@ -221,7 +222,7 @@ def _decoded(
 
 
 def _python_encoding(content: bytes) -> str:
-    """As Python itself finds it out: a comment in the first two lines, otherwise UTF-8."""
+    """The encoding that Python itself would use: that of a comment in the first two lines, otherwise UTF-8."""
     try:
         encoding = tokenize.detect_encoding(io.BytesIO(content).readline)[0]
     except SyntaxError:  # an unknown encoding, or not UTF-8
@@ -230,9 +231,9 @@ def _python_encoding(content: bytes) -> str:
 
 
 def _json_field(content: bytes | Iterator[bytes], record: Record, reading: Reading, tally: Tally) -> Any:
-    """A value of JSON, a long string as CleanString."""
+    """The text field of a JSON line; a long string is a CleanString."""
     if isinstance(content, bytes) and not content.strip():
-        return _NOTHING
+        return _EMPTY_LINE
     pieces = _decoded(chunks_of(content), record, reading, tally)
     if isinstance(content, bytes):
         line, long = "".join(pieces), {}
@@ -244,7 +245,7 @@ def _json_field(content: bytes | Iterator[bytes], record: Record, reading: Readi
             with _named(record):
                 reader.feed(piece)
         if reader.blank:
-            return _NOTHING
+            return _EMPTY_LINE
         with _named(record):
             given, long = reader.value(), reader.long
     value = _field(given, record.where, reading.text_field)

@@ -1,6 +1,6 @@
-"""Records of one file: the whole of a text file, the lines of JSON Lines, the rows of Parquet or of a hub data set.
+"""Read the records of one file: a whole text file, lines of JSON Lines, rows of Parquet or of a data set of the hub.
 
-Every reader takes the number of records to skip, so that an interrupted preparation goes on without redoing work.
+Every reader takes the number of records to skip, so that an interrupted preparation continues without repeating work.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ CHUNK = 1 << 20
 """Bytes of a long document that are read at once."""
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-# Inside folders only files with these names are taken; a file that is named itself may be called anything.
+# In folders, only files with these suffixes are read; a file that the user names may have any.
 KNOWN = re.compile(
     r"\.(txt|text|md|markdown|rst|tex|org|adoc"
     r"|py|pyi|c|h|cc|cpp|hpp|cu|java|js|ts|go|rs|rb|jl|r|hs|ml|lean|sh|sql|lua|scala"
@@ -32,11 +32,11 @@ KNOWN = re.compile(
 
 class Record(NamedTuple):
     content: bytes | Iterator[bytes] | str | None
-    """An iterator of what is too long to be held in memory."""
+    """An iterator over content that is too long for memory."""
     where: str
     """For messages: file, and line or row."""
     offset: int | None = None
-    """Where the content begins in the file, before compression; None if files of this format have no such place."""
+    """First byte of the content in the uncompressed file; None for formats without such a position."""
     consumed: int = 0
     """Bytes of the file read so far, to show progress."""
 
@@ -97,7 +97,7 @@ class _Rest:
         return chunk
 
     def size(self) -> int:
-        """Of all of it; what nobody has read is read."""
+        """The size of the whole rest, which is read to its end."""
         for _ in self:
             pass
         return self._size
@@ -124,7 +124,7 @@ def read_parquet(archive: Archive, name: str, skip: int, column: str) -> Iterato
 
 @contextlib.contextmanager
 def _seekable(archive: Archive) -> Iterator[BinaryIO]:
-    """Parquet is read from its end, which a compressed stream cannot do."""
+    """A file to seek in: Parquet is read from its end. A compressed file is expanded into a temporary one."""
     with archive.opened() as (stream, raw):
         if stream is raw:
             yield raw
@@ -145,7 +145,7 @@ def _check_column(schema: Any, column: str, name: str) -> None:
 
 
 def _parquet_values(file: Any, column: str, skip: int) -> Iterator[tuple[int, bytes | None]]:
-    """Numbered from 1. As bytes: text in Parquet is not guaranteed to be UTF-8, and is checked as any other."""
+    """Values with their row numbers, from 1. As bytes: Parquet does not guarantee UTF-8, which is checked later."""
     import pyarrow
 
     number = 0
@@ -154,7 +154,7 @@ def _parquet_values(file: Any, column: str, skip: int) -> Iterator[tuple[int, by
         if number + described.num_rows <= skip:
             number += described.num_rows
             continue
-        # So many that they take no more than a long document, if all are about as long.
+        # Rows at a time that take no more memory than a long document, if all are about equally long.
         together = LONG * described.num_rows // max(described.total_byte_size, 1)
         for batch in file.iter_batches(min(max(together, 1), 64), row_groups=[group], columns=[column]):
             values = batch.column(0)
@@ -171,7 +171,7 @@ def read_hub(spec: "HubName", skip: int, column: str) -> Iterator[Record]:
     while True:
         try:
             row = next(rows, None)
-        except Exception as error:  # of the network, the hub, or any of the formats behind it
+        except Exception as error:  # of the network, of the hub, or of a format
             raise ValueError(f"{spec}: reading row {number + 1} failed ({_first_line(error)})") from error
         if row is None:
             return
@@ -213,7 +213,7 @@ def open_hub(spec: HubName) -> Any:
         raise UsageError(f"{spec}: needs the library datasets; {install_command('hub')}") from None
     try:
         return datasets.load_dataset(spec.name, spec.config, split=spec.split, streaming=True)
-    except Exception as error:  # it raises whatever its many parts raise
+    except Exception as error:  # the library raises errors of many others
         message = f"{spec}: cannot be opened ({_first_line(error)}). Check name, configuration, split and the network; "
         raise ValueError(message + "without a network, pass files that are already here.") from error
 

@@ -1,13 +1,13 @@
-"""What is held out of a text, in words; and whether so few documents are most of it that a measurement is of them."""
+"""Describe the held-out text, and warn if it is not representative of the whole."""
 
 import numpy as np
 
 from dape.data.store import Corpus
 
 MOST = 0.5
-"""One document with a greater share of the held-out tokens is worth a warning."""
+"""A document with a greater share of the held-out tokens causes a warning."""
 FAR = 3.0
-"""So many times more or less than asked for, too."""
+"""So does a held-out text that is larger or smaller than requested by this factor."""
 
 
 def held_out_words(corpus: Corpus) -> str:
@@ -23,7 +23,7 @@ def held_out_words(corpus: Corpus) -> str:
 
 
 def held_out_warnings(corpus: Corpus) -> list[str]:
-    """Where documents were chosen by their content, and these are not like the others."""
+    """Warnings if documents were held out by content, and a few of them decide what is measured."""
     manifest = corpus.manifest
     if manifest["split"] != "content":
         return []

@@ -1,4 +1,4 @@
-"""The work of ``dape prepare``: documents are split, encoded and written, with notes of how far it has come."""
+"""The work of ``dape prepare``: documents are split, encoded and written; progress.json says how far this is."""
 
 import json
 import time
@@ -47,7 +47,7 @@ class Options:
     overwrite: bool = False
     max_expansion: float = MAX_EXPANSION
     workers: int | None = None
-    """Cores that encode with the library ``tokenizers``; None for all. What is made does not depend on them."""
+    """Cores that encode with the library ``tokenizers``; None for all. The result does not depend on them."""
 
     def check(self) -> None:
         if self.workers is not None and not 1 <= self.workers <= MOST_WORKERS:
@@ -73,17 +73,27 @@ class _Progress(TypedDict):
 
 
 class Watcher(Protocol):
-    """Told what is going on, for a progress bar."""
+    """Receives the progress of a preparation."""
 
     def begin(self, what: str, total: int) -> None:
-        """A new stage; ``total`` bytes of input files are to be read, 0 if unknown."""
+        """A stage begins, which will read ``total`` bytes of input files; 0 if unknown."""
         ...
 
-    def update(self, tally: Tally) -> None: ...
+    def update(self, tally: Tally) -> None:
+        """More has been read."""
+        ...
 
 
 class Job:
-    """Fills a folder, from the beginning or from where an earlier run stopped."""
+    """Fills a folder, from the beginning or from where an earlier run stopped.
+
+    Args:
+        folder: an existing folder, empty or from an earlier run.
+        sources: what to read.
+        settings: what the result depends on, noted in the manifest.
+        options: how to read and encode.
+        watcher: receives the progress.
+    """
 
     def __init__(
         self,
@@ -98,8 +108,8 @@ class Job:
         self.items: list[Item] = [item for source in sources for item in source.items]
 
     def run(self) -> bool:
-        """True if an earlier run had done part of it."""
-        if (self.folder / MANIFEST).is_file():  # it was stopped just before the folder was renamed
+        """Do the work. True if an earlier run had done part of it."""
+        if (self.folder / MANIFEST).is_file():  # an earlier run was stopped just before the folder was renamed
             return True
         saved = read_progress(self.folder)
         if saved:
@@ -110,7 +120,7 @@ class Job:
         return False
 
     def _begin(self) -> dict[str, Any]:
-        """Decide on the split and the tokenizer, and write both down."""
+        """Choose the split and the tokenizer, and save both."""
         self.watcher.begin("looking at the documents", 0)
         share = None if self.options.validation else self.options.validation_share
         split = choose_split(self._documents(Tally()), share)
@@ -143,7 +153,7 @@ class Job:
         last = time.monotonic()
         try:
             documents = self._documents(tally, Position(*saved["position"]))
-            # No larger than a shard: notes are taken between batches, and a finished shard shall not be made again.
+            # A batch is no larger than a shard. Progress is saved between batches, and no finished shard is redone.
             limit = min(BATCH_BYTES, self.options.shard_tokens)
             for pieces, position in batches(documents, split, Position(len(self.items), 0), limit):
                 if encode(pieces, tokenizer, writers) or time.monotonic() > last + SECONDS_BETWEEN_SAVES:
@@ -169,7 +179,7 @@ class Job:
         self, saved: dict[str, Any], position: Position, tally: Tally, writers: dict[str, ShardWriter]
     ) -> None:
         for writer in writers.values():
-            writer.sync()  # what progress.json says must be true even if the machine stops right after
+            writer.sync()  # so that progress.json is true even if the machine stops right after
         states = {name: writer.state() for name, writer in writers.items()}
         self._save({**saved, "position": position, "tally": tally.as_dict(), **states})
 
@@ -226,7 +236,7 @@ class _Unwatched:
 def batches(
     documents: Iterable[Document], split: Split, end: Position, limit: int
 ) -> Iterator[tuple[list[tuple[str, Document]], Position]]:
-    """Pieces of documents to encode together, about ``limit`` bytes, and where reading goes on after them."""
+    """Pieces of documents to encode together, about ``limit`` bytes, and where reading continues after them."""
     batch, size = [], 0
     for document in documents:
         batch += split.pieces(document)
@@ -239,7 +249,7 @@ def batches(
 
 
 def encode(pieces: Sequence[tuple[str, Document]], tokenizer: TextTokenizer, writers: dict[str, ShardWriter]) -> bool:
-    """Append the pieces to their parts. True if a shard was finished."""
+    """Encode the pieces, and append them to their parts of the corpus. True if a shard was finished."""
     before = [len(writer.shards) for writer in writers.values()]
     for group in grouped(_in_parts(pieces, tokenizer), _length, TOGETHER):
         encoded = iter(tokenizer.encode_many([text for _, text in group if isinstance(text, str)]))
@@ -252,7 +262,7 @@ def encode(pieces: Sequence[tuple[str, Document]], tokenizer: TextTokenizer, wri
 
 
 def _in_parts(pieces: Sequence[tuple[str, Document]], tokenizer: TextTokenizer) -> Iterator[tuple[str, str | Text]]:
-    """What to encode, and after it the text that ends there; each with the part of the corpus it belongs to."""
+    """The strings of each document to encode, then its Text as the end mark; each with its part of the corpus."""
     for part, document in pieces:
         for text in tokenizer.parts(document.text.pieces()):
             yield part, text
@@ -264,7 +274,7 @@ def _length(item: tuple[str, str | Text]) -> int:
 
 
 def read_progress(folder: Path) -> dict[str, Any] | None:
-    """What an earlier run has noted: the manifest if it had finished, else how far it was."""
+    """The manifest of an earlier run if it had finished, otherwise its progress; None if there is neither."""
     if (folder / MANIFEST).is_file():
         return {**read_manifest(folder)}
     if not (folder / PROGRESS).is_file():
@@ -274,7 +284,7 @@ def read_progress(folder: Path) -> dict[str, Any] | None:
 
 
 def has_tokens(saved: dict[str, Any]) -> bool:
-    """False if the run had decided how to go about it, but not written anything yet."""
+    """Whether the earlier run had encoded anything, rather than only chosen the split and the tokenizer."""
     return "position" not in saved or Position(*saved["position"]) != BEGINNING
 
 

@@ -1,7 +1,7 @@
-"""A JSON text too long to be held in memory, because strings in it are long.
+"""Parse JSON that is too long for memory because of long strings.
 
-Long strings go to files of their own as they come, with a mark in their place. What is left is short, and parsed as any
-other JSON, so that nothing of its meaning (nesting, keys given twice, what is an error) is decided here.
+Long strings are written to files as they are read, and replaced by a mark. The rest is short, and parsed by ``json``,
+which decides about nesting, repeated keys and errors.
 """
 
 import json
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from dape.data.text import Collected, Text
 
 SHORT = 1 << 20
-"""Characters up to which a string stays where it is."""
+"""Longer strings, in characters, are written to files."""
 
 _SPACE = re.compile(r"[ \t\r\n]+")
 _IN_STRING = re.compile(r'(?:[^"\\]+|\\.)*', re.DOTALL)
-# Characters and escapes that mean the same whatever follows: half of a UTF-16 character only with the other half, or
-# with something else behind it.
+# The longest beginning whose meaning does not depend on what follows: it does not end within an escape, nor after the
+# first half of a UTF-16 character.
 _COMPLETE = re.compile(
     r"""(?: [^\\]+ | \\[^u] | \\u(?![dD][89abAB])[0-9a-fA-F]{4}
           | \\u[dD][89abAB][0-9a-fA-F]{2} (?: \\u[dD][c-fC-F][0-9a-fA-F]{2}
@@ -26,6 +26,7 @@ _COMPLETE = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 LONGEST_INCOMPLETE = 12
+"""Characters of two \\uXXXX escapes."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -33,7 +34,7 @@ class CleanString(NamedTuple):
     text: Text
     blank: bool
     surrogates: int
-    """Halves of UTF-16 characters (JSON can write \\ud83d), which have no UTF-8 form: U+FFFD in the text."""
+    """Number of half UTF-16 characters (JSON can write \\ud83d). They have no UTF-8 form and became U+FFFD."""
 
     @classmethod
     def of(cls, string: str, folder: Path | None) -> "CleanString":
@@ -44,7 +45,7 @@ class CleanString(NamedTuple):
 
 
 class _Cleaning:
-    """A clean string in the making."""
+    """Collects the pieces of a CleanString."""
 
     def __init__(self, folder: Path | None) -> None:
         self._collected, self._surrogates = Collected(folder), 0
@@ -59,25 +60,26 @@ class _Cleaning:
 
 
 class LongJSON:
-    """Fed with a JSON text, piece by piece."""
+    """Parses a JSON text that is fed piece by piece."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._rest: list[str] = []
-        """The JSON without its long strings."""
+        """The JSON text, with marks for its long strings."""
         self._carried = ""
-        """A backslash whose second character is in the next piece."""
+        """A backslash at the end of a piece, whose escape goes on in the next one."""
         self._string: list[str] | None = None
-        """The string that is being read, as it is written, as far as it is not in ``_long``."""
+        """Source of the string that is being read, without the part in ``_long``; None outside of strings."""
         self._length = 0
+        """Characters of ``_string``."""
         self._long: _Cleaning | None = None
-        """The part of that string that was read before, if it is long."""
+        """The beginning of that string, if it is long."""
         self.long: dict[str, CleanString] = {}
-        """Strings in the value that are keys here stand for these."""
+        """Long strings by their marks."""
 
     @property
     def blank(self) -> bool:
-        """Whether there was nothing but space."""
+        """Whether the text has nothing but white space."""
         return self._string is None and not "".join(self._rest).strip()
 
     def value(self) -> Any:
@@ -115,7 +117,7 @@ class LongJSON:
             complete = _COMPLETE.match(joined)
             assert complete
             end = complete.end()
-            if len(joined) - end > LONGEST_INCOMPLETE:  # then no escape: for the parser to complain about
+            if len(joined) - end > LONGEST_INCOMPLETE:  # not a valid escape: the parser raises the error
                 end = len(joined)
             self._long.add(json.loads(f'"{joined[:end]}"'))
             self._string, self._length = [joined[end:]], len(joined) - end

@@ -1,8 +1,8 @@
-"""Text to a prepared folder, in one go or in several.
+"""Prepare text as a folder of token shards, in one run or in several.
 
-All is written to a hidden folder ``.NAME.partial`` beside the output, which is renamed at the end: whoever sees the
-output sees all of it. ``progress.json`` in there says how far the shards are; the same command goes on from it after
-a crash and makes the same bytes.
+Everything is written to a hidden folder ``.NAME.partial`` beside the output, which is renamed at the end, so the output
+is always complete. ``progress.json`` in the hidden folder says how far the shards are: after a crash, the same command
+continues from it and makes the same bytes.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ class Prepared(NamedTuple):
 def prepare(
     sources: Sequence[str], out: Path, options: Options, watcher: Watcher | None = None, *, wait: bool = False
 ) -> Prepared:
-    """Make ``out`` from the sources, or find that it has been made. ``wait`` for another process that makes it."""
+    """Prepare the sources in ``out``, unless that has been done. ``wait`` for another process that is doing it."""
     options.check()
-    if options.workers is not None:  # read by the library at its first work in this process
+    if options.workers is not None:  # the library reads it when it first encodes in this process
         os.environ["RAYON_NUM_THREADS"] = str(options.workers)
     target = Path(out).resolve()
     _check_target(target, out)
@@ -42,12 +42,12 @@ def prepare(
         found = _expand(sources, target, "train", stack)
         held_out = _expand(options.validation, target, "validation", stack)
         settings = _settings(found, held_out, options)
-        if there := _already_there(target, out, settings, options):
-            return there
+        if existing := _existing(target, out, settings, options):
+            return existing
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = stack.enter_context(_partial_folder(target, wait))
-        if wait and (there := _already_there(target, out, settings, options)):
-            return there
+        if wait and (existing := _existing(target, out, settings, options)):
+            return existing
         with _disk_full_explained(target):
             _check_unfinished(partial, settings, options)
             continued = Job(partial, [*found, *held_out], settings, options, watcher).run()
@@ -55,7 +55,8 @@ def prepare(
     return Prepared(Corpus.open(target), "continued" if continued else "new")
 
 
-def _already_there(target: Path, out: Path, settings: dict[str, Any], options: Options) -> Prepared | None:
+def _existing(target: Path, out: Path, settings: dict[str, Any], options: Options) -> Prepared | None:
+    """The prepared folder if it exists. UsageError if it was made with other settings."""
     if not is_prepared(target) or options.overwrite:
         return None
     _check_same(settings, read_manifest(target)["settings"], f"{out} is there already")
@@ -63,7 +64,7 @@ def _already_there(target: Path, out: Path, settings: dict[str, Any], options: O
     return Prepared(Corpus.open(target), "already there")
 
 
-# Settings: what must be the same for a folder to be the same ---------------------------------------------------------
+# Settings that decide the content of a folder ------------------------------------------------------------------------
 
 
 def _expand(given: Sequence[str], target: Path, part: str, stack: contextlib.ExitStack) -> list[Source]:
@@ -91,20 +92,20 @@ def _settings(found: Sequence[Source], held_out: Sequence[Source], options: Opti
     return settings
 
 
-def _check_same(wanted: dict[str, Any], there: dict[str, Any], what: str) -> None:
-    different = [key for key in {**there, **wanted} if wanted.get(key) != there.get(key)]
+def _check_same(wanted: dict[str, Any], existing: dict[str, Any], what: str) -> None:
+    different = [key for key in {**existing, **wanted} if wanted.get(key) != existing.get(key)]
     if not different:
         return
-    told = [_difference(key, there.get(key), wanted.get(key)) for key in different]
-    raise UsageError(f"{what}, made with {'; '.join(told)}. Choose another `out`, or replace it with `overwrite`.")
+    words = [_difference(key, existing.get(key), wanted.get(key)) for key in different]
+    raise UsageError(f"{what}, made with {'; '.join(words)}. Choose another `out`, or replace it with `overwrite`.")
 
 
-def _difference(key: str, there: Any, wanted: Any) -> str:
+def _difference(key: str, existing: Any, wanted: Any) -> str:
     if key == "inputs":
         return "other sources (or they have changed since)"
     if key == "validation":
         return "other `validation` sources"
-    return f"{key.replace('_', ' ')} {there} instead of {wanted}"
+    return f"{key.replace('_', ' ')} {existing} instead of {wanted}"
 
 
 # Folders -------------------------------------------------------------------------------------------------------------
@@ -120,9 +121,9 @@ def _check_target(target: Path, out: Path) -> None:
 
 @contextlib.contextmanager
 def _partial_folder(target: Path, wait: bool) -> Iterator[Path]:
-    """The hidden folder to write to, for one process at a time; it stays if there is something to go on from."""
+    """The hidden folder to write to, for one process at a time. It is removed unless a later run can continue it."""
     partial = target.with_name(f".{target.name}.partial")
-    lock = target.with_name(f".{target.name}.partial.lock")  # beside it: the folder itself is renamed at the end
+    lock = target.with_name(f".{target.name}.partial.lock")  # not inside, as the folder is renamed at the end
     busy = f"another process is writing to {partial}; wait for it, or choose another `out`"
     waiting = f"another process is preparing the same text; waiting until {target.name} is there"
     with only_one(lock, waiting if wait else busy, remove=True, wait=wait):
@@ -135,28 +136,29 @@ def _partial_folder(target: Path, wait: bool) -> Iterator[Path]:
 
 
 def _worth_keeping(partial: Path) -> bool:
-    """A tokenizer that took long to learn is something to go on from, too."""
+    """Whether a later run can continue with it: there are shards, or a tokenizer that took long to learn."""
     try:
         saved = read_progress(partial)
-    except ValueError:  # what is wrong has been said; whether to remove it, the user decides
+    except ValueError:  # reported already; the user decides whether to remove the folder
         return True
     return saved is not None and (has_tokens(saved) or saved["settings"]["tokenizer"].startswith("bpe:"))
 
 
 def _check_unfinished(partial: Path, settings: dict[str, Any], options: Options) -> None:
-    """What another run has left is gone on with, refused, or thrown away if so told."""
-    there = read_progress(partial)
-    if there is None or there["settings"] == settings:
+    """Keep what an earlier run with the same settings has left. With other settings, raise UsageError, or clear the
+    folder if nothing was encoded or the user said `overwrite`."""
+    earlier = read_progress(partial)
+    if earlier is None or earlier["settings"] == settings:
         return
-    if has_tokens(there) and not options.overwrite:
-        _check_same(settings, there["settings"], f"the unfinished folder {partial} is there")
+    if has_tokens(earlier) and not options.overwrite:
+        _check_same(settings, earlier["settings"], f"the unfinished folder {partial} is there")
     clear(partial)
 
 
 def _publish(partial: Path, target: Path) -> None:
-    """The partial folder is complete: it becomes the target, in place of an older one."""
+    """Rename the complete folder to ``target``, in place of an older one."""
     wanted = prepared_files(read_manifest(partial))
-    for path in partial.iterdir():  # notes, and what killed runs have left
+    for path in partial.iterdir():  # progress, and what killed runs have left
         if path.name not in wanted:
             path.unlink()
     old = _replaced(target)
@@ -168,7 +170,7 @@ def _publish(partial: Path, target: Path) -> None:
 
 
 def _replaced(target: Path) -> Path:
-    """Where an older folder is until the new one is in its place; left there only by a crash just then."""
+    """Where the older folder is kept until the new one has its name. Only a crash in between leaves it there."""
     return target.with_name(f".{target.name}.old")
 
 

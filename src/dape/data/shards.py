@@ -1,4 +1,4 @@
-"""Writing one split: shards, ends of documents and digests, in a state from which writing can go on after a crash."""
+"""Write one split: shards, ends of documents and digests. Writing can continue after a crash."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ COUNTED_DUPLICATES = 10_000_000  # with more documents than that, counting dupli
 
 
 class WriterState(TypedDict):
-    """What is on the disk of one split."""
+    """How much of one split is on the disk."""
 
     shards: list[Shard]
     open_tokens: Count
@@ -29,7 +29,7 @@ class WriterState(TypedDict):
 class ShardWriter:
     """Appends documents to the shards of one split.
 
-    :meth:`state` describes what is on the disk; a writer made from it drops whatever was written afterwards.
+    A writer that is made from the :meth:`state` of an earlier one drops whatever was written after that state.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ShardWriter:
         self._open_shard(state["open_tokens"])
 
     def end(self, eod: int, digest: bytes, size: int) -> None:
-        """What was added since the last end is a document; ``size`` is that of its text."""
+        """End a document, which is everything added since the last end; ``size`` is that of its text."""
         self.add(np.array([eod]))
         self.documents += 1
         self.bytes += size
@@ -52,7 +52,7 @@ class ShardWriter:
         self._digests.write(digest[:8])
 
     def add(self, ids: np.ndarray) -> None:
-        """Part of a document."""
+        """Append a part of a document."""
         tokens = ids.astype(self.dtype)
         self.tokens += len(tokens)
         while len(tokens):
@@ -64,7 +64,7 @@ class ShardWriter:
                 self._open_shard(0)
 
     def state(self) -> dict[str, Any]:
-        """Call :meth:`sync` first."""
+        """How much is written. Call :meth:`sync` first, so that it is on the disk."""
         return {
             "shards": self.shards,
             "open_tokens": self._open_tokens,
@@ -79,7 +79,7 @@ class ShardWriter:
             os.fsync(file.fileno())
 
     def finish(self) -> dict[str, Any]:
-        """Close everything and say what there is, as in the manifest; files that are not in it are left over."""
+        """Close all files and return the entry of this split in the manifest. Files that it does not list may go."""
         if self._open_tokens:
             self._close_shard()
         for file in (self._shard, self._ends, self._digests):
@@ -95,11 +95,11 @@ class ShardWriter:
         }
 
     def close(self) -> None:
-        """After a failure: let go of the files, which a later run takes up again."""
+        """Close all files after a failure; a later run may continue them."""
         for file in (self._shard, self._ends, self._digests):
             try:
                 file.close()
-            except OSError:  # a full disk, said once already
+            except OSError:  # a full disk, reported already
                 continue
 
     def _open_shard(self, tokens: int) -> None:
@@ -128,7 +128,7 @@ class ShardWriter:
 
 
 def count_duplicates(folder: Path) -> tuple[int | None, int | None]:
-    """Documents that repeat an earlier one, and different documents that are in both parts; None if too many."""
+    """Number of documents that repeat an earlier one, and of distinct documents in both parts; None if too many."""
     files = [folder / f"{split}.digests" for split in SPLITS]
     documents = sum(file.stat().st_size for file in files) // 8
     if documents > COUNTED_DUPLICATES:
@@ -143,7 +143,7 @@ def dtype_for(vocabulary: int) -> np.dtype:
 
 
 def _reopen(path: Path, size: int) -> BinaryIO:
-    """Open to append after the first ``size`` bytes; what follows them is dropped."""
+    """Open a file to append after its first ``size`` bytes; the rest is dropped."""
     file = path.open("ab")
     if file.tell() < size:
         file.close()
@@ -153,7 +153,7 @@ def _reopen(path: Path, size: int) -> BinaryIO:
 
 
 def _write_npy(raw: Path, path: Path, count: int) -> None:
-    """Raw int64 as .npy, without reading all of them at once."""
+    """Write a file of raw int64 as .npy, without reading all of it at once."""
     with raw.open("rb") as source, path.open("wb") as target:
         np.lib.format.write_array_header_1_0(target, {"descr": "<i8", "fortran_order": False, "shape": (count,)})
         shutil.copyfileobj(source, target)

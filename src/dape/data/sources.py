@@ -1,4 +1,4 @@
-"""What a user names as text, as a list of things that documents can be read from."""
+"""Find the files and data sets behind the name of a text that a user gives."""
 
 import contextlib
 import hashlib
@@ -25,14 +25,14 @@ class Item:
     """As shown in messages."""
     path: str
     kind: str
-    """text, jsonl, parquet, python (text that says how it is encoded) or hub."""
+    """text, jsonl, parquet, python (text that may declare its encoding) or hub."""
     identity: str
     """Changes when the content does."""
     size: int = 0
     named: bool = True
-    """Named by the user, rather than found in a folder: then it is refused if it cannot be text."""
+    """Whether the user named this file, rather than a folder with it: then it is an error if it is not text."""
     part: str = ""
-    """train or validation if the user said so."""
+    """train or validation if the user chose one, else empty."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class Source:
     name: str
     items: list[Item]
     other_files: int = 0
-    """Files of a folder that were left out because of their names."""
+    """Number of files of a folder that were left out because of their names."""
     details: dict[str, str] = field(default_factory=dict)
 
     def describe(self) -> dict[str, object]:
-        """For the manifest."""
+        """The entry in the manifest."""
         size = sum(item.size for item in self.items)
         return {"source": self.given, "files": len(self.items), "bytes": size, **self.details}
 
 
 def expand(given: str, spool: Path | None = None) -> Source:
-    """Find the files behind one argument. What can only be read once is first copied to ``spool``, or refused."""
+    """Find the files behind one argument. A pipe is first copied to ``spool``; without one it is refused."""
     if given == "-":
         return _stream(given, "standard input", lambda: contextlib.nullcontext(sys.stdin.buffer), spool)
     if given in bundled.BUNDLED:
@@ -72,7 +72,7 @@ def expand(given: str, spool: Path | None = None) -> Source:
 
 
 def digest(items: Sequence[Item]) -> str:
-    """Changes when any of the inputs does."""
+    """A hash that changes when any of the inputs does."""
     return hashlib.sha256("\n".join(item.identity for item in items).encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -82,7 +82,7 @@ def joint_name(sources: Sequence[Source]) -> str:
 
 
 def _shown(name: str) -> str:
-    """As it is, if a reader can see where it begins and ends."""
+    """The name; in quotation marks if it has invisible characters or begins or ends with a space."""
     return name if name.isprintable() and name == name.strip() else repr(name)
 
 
@@ -113,7 +113,7 @@ def _folder(given: str, root: Path) -> Source:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """All files, in an order that does not depend on the file system. Hidden ones are left out."""
+    """All files that are not hidden, in an order that does not depend on the file system."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -147,7 +147,7 @@ def _hub(given: str) -> Source:
 
 
 def _stream(given: str, name: str, open_: Callable[[], AbstractContextManager[BinaryIO]], spool: Path | None) -> Source:
-    """Text is read up to three times (to split it, to learn a tokenizer, to encode it), so a pipe is copied first."""
+    """Copy a pipe to a file: text is read up to three times (to split it, to learn a tokenizer, to encode it)."""
     if spool is None:
         raise UsageError(f"{name} can be read only once; prepare it first: dape prepare {given} --out DIR")
     seen, size = hashlib.sha256(), 0

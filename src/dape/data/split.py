@@ -1,7 +1,7 @@
-"""Which documents are held out for validation.
+"""Choose which documents are held out for validation.
 
-Usually by content: the sha256 of a document decides, so the split does not depend on order or file names, grows with
-the corpus, and puts exact duplicates on one side. A text of one or few documents has its tail held out instead.
+Usually the sha256 of a document decides. The split then does not depend on order or file names, stays the same when
+documents are added, and has exact duplicates on one side. Of a text with few documents, the end is held out instead.
 """
 
 import heapq
@@ -23,26 +23,26 @@ NEWLINE_WITHIN = 1000
 class Split:
     rule: Rule
     share: float
-    """Of the documents (content) or of the text (tail) to hold out."""
+    """Share of the documents (content) or of the text (tail) to hold out."""
     cut: int = 0
-    """Tail: so many bytes of text are for training."""
+    """For the rule tail: bytes of text before the held-out end."""
 
     def pieces(self, document: Document) -> list[tuple[str, Document]]:
-        """The document with its part; in two if the cut of the tail goes through it."""
+        """The document with its part of the corpus; two pieces if the held-out end begins within it."""
         if self.rule == "given":
             return [(document.part, document)]
         if self.rule == "content":
             return [("validation" if held_out(document, self.share) else "train", document)]
         at, text = self.cut - document.start, document.text
         if 0 < at < text.size:
-            at = _good_place(text, at)
+            at = _cut_near(text, at)
         if not 0 < at < text.size:
             return [("validation" if at <= 0 else "train", document)]
         head, tail = (document._replace(text=part) for part in text.cut(at))
         return [("train", head), ("validation", tail)]
 
     def as_dict(self) -> dict[str, Any]:
-        """For the manifest."""
+        """The entries in the manifest."""
         share = {} if self.rule == "given" else {"validation_share": self.share}
         return {"split": self.rule, **share, **({"cut": self.cut} if self.rule == "tail" else {})}
 
@@ -52,13 +52,14 @@ def held_out(document: Document, share: float) -> bool:
 
 
 def choose_split(documents: Iterable[Document], share: float | None) -> Split:
-    """Read until both parts have a document, or to the end. Without a share every document says its part."""
+    """Choose the rule by reading documents until both parts have one, or to the end. ``share`` None: documents have
+    a part already."""
     rule: Rule = "given" if share is None else "content"
     seen, ends, first = set(), array("q"), None
     for document in documents:
         ends.append(document.start + document.text.size)
         if share is not None and len(ends) == 1:
-            first = document  # a text that is alone need not be read for its digest
+            first = document  # its digest is not needed if it stays the only one
             continue
         for each in (first, document) if first else (document,):
             seen.add(each.part if share is None else held_out(each, share))
@@ -72,8 +73,8 @@ def choose_split(documents: Iterable[Document], share: float | None) -> Split:
     return _tail(ends, share)
 
 
-def _good_place(text: Text, at: int) -> int:
-    """After the next newline if there is one soon, otherwise between two characters; 0 if there are no two."""
+def _cut_near(text: Text, at: int) -> int:
+    """A cut after the next newline if one is near, otherwise between two characters; 0 if there is only one."""
     newline = text.read(at, at + min(NEWLINE_WITHIN, (text.size - at) // 2)).find(b"\n")
     if newline >= 0:
         return at + newline + 1
@@ -83,7 +84,7 @@ def _good_place(text: Text, at: int) -> int:
 
 
 def _tail(ends: "array[int]", share: float) -> Split:
-    """At the end of a document if the part held out is then not less than half, nor more than twice the share."""
+    """Hold out the end of the text. It begins with a document if its share is then between half and twice ``share``."""
     total = ends[-1]
     target = total - max(round(total * share), 1)
     at = bisect_left(ends, target)
@@ -99,17 +100,17 @@ SCANNED_BYTES = 4 << 30
 
 
 def training_sample(documents: Iterable[Document], split: Split, budget: int = SAMPLE_CHARACTERS) -> list[Text]:
-    """Training documents of ``budget`` characters in all, drawn by their content from the first gigabytes of text.
+    """Training documents with ``budget`` characters in all, drawn by their sha256 from the first gigabytes of text.
 
-    Deterministic, and never more than the budget and one document in memory.
+    Memory holds at most the budget and one document.
     """
-    kept: list[tuple[int, int, int, Text]] = []  # a heap: the document with the largest number goes first
+    kept: list[tuple[int, int, int, Text]] = []  # a heap, from which the document with the largest number is removed
     total = 0
     pieces = (piece for document in _first(documents) for piece in split.pieces(document))
     for count, document in enumerate(piece for part, piece in pieces if part == "train"):
         text, length = document.text.head(budget)
         number = int.from_bytes(document.text.digest()[8:16], "big")
-        heapq.heappush(kept, (-number, length, count, text))  # the count: texts have no order
+        heapq.heappush(kept, (-number, length, count, text))  # count breaks ties, as texts cannot be compared
         total += length
         while total > budget and len(kept) > 1:
             total -= heapq.heappop(kept)[1]

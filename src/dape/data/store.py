@@ -2,7 +2,7 @@
 
 ``train-00000.bin``, ``validation-00000.bin``, ...  ids, little-endian uint16 (uint32 if the vocabulary needs it)
 ``train-documents.npy``, ``validation-documents.npy``  where documents end, int64
-``tokenizer.json``  what turned the text into ids
+``tokenizer.json``  the tokenizer
 """
 
 import re
@@ -23,7 +23,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
 MOST_ENDS = 1_000_000
-"""Of more documents, only so many are looked at when a folder is opened."""
+"""Ends of documents that are checked when a folder is opened; of more, a sample."""
 
 
 class Shard(TypedDict):
@@ -31,7 +31,7 @@ class Shard(TypedDict):
     tokens: Count
     sha256: Sha256
     blocks: NotRequired[Annotated[str, re.compile("([0-9a-f]{8})*")]]
-    """CRC-32 of every MiB."""
+    """CRC-32 of every MiB. Folders of older versions have none."""
 
 
 class _Ends(TypedDict):
@@ -86,12 +86,12 @@ class Manifest(TypedDict):
 
 
 class TokenStream:
-    """All tokens of one split, in order, end-of-document marks included. Memory-mapped, so its size does not matter."""
+    """All tokens of one split, in order, with end-of-document marks. They are memory-mapped, and may exceed memory."""
 
     def __init__(
         self, shards: Sequence[np.ndarray], document_ends: np.ndarray, *, vocabulary: int | None = None, name: str = ""
     ) -> None:
-        """``vocabulary``: ids that exist; others are found when they are read. ``name`` is for messages."""
+        """``vocabulary``: number of ids; larger ones raise ValueError when they are read. ``name`` is for messages."""
         self._shards = [np.asarray(shard) for shard in shards]  # plain views: np.memmap makes every slice slower
         self._starts = np.cumsum([0, *map(len, self._shards)])
         self.document_ends = np.asarray(document_ends)
@@ -126,7 +126,7 @@ class TokenStream:
         return self._checked(tokens)
 
     def check(self, eod: int) -> None:
-        """All of it: end-of-document marks stand where documents end, and nowhere else."""
+        """Read everything. ValueError unless end-of-document marks are exactly where documents end."""
         start = 0
         for shard in self._shards:
             for first in range(0, len(shard), 1 << 24):
@@ -134,7 +134,7 @@ class TokenStream:
                 low, high = np.searchsorted(self.document_ends, [start, start + len(tokens)], side="right")
                 marks, expected = start + np.flatnonzero(tokens == eod) + 1, self.document_ends[low:high]
                 if not np.array_equal(marks, expected):
-                    raise ValueError(f"{self._name}: damaged, marks do not stand where documents end. {_ADVICE}")
+                    raise ValueError(f"{self._name}: damaged, end marks are not where documents end. {_ADVICE}")
                 start += len(tokens)
 
     def _checked(self, tokens: np.ndarray) -> np.ndarray:
@@ -145,13 +145,13 @@ class TokenStream:
 
 
 class Corpus:
-    """A prepared folder, opened. Opening compares small files with their checksums, and samples of large ones;
+    """An open prepared folder. :meth:`open` compares small files with their checksums, and samples of large ones;
     :meth:`verify` reads everything."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         self.hash: str = manifest["hash"]
-        """Of tokens and tokenizer: equal hashes mean equal data."""
+        """Hash of tokens and tokenizer: equal hashes mean equal data."""
         self.name: str = manifest["name"]
         self.tokenizer: Tokenizer = load_tokenizer(folder)
         self.train, self.validation = (_open_stream(folder, manifest, split) for split in SPLITS)
@@ -177,7 +177,7 @@ _ADVICE = "Prepare the folder again (dape prepare ... --overwrite)."
 
 
 def _entries(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """All files that have a checksum."""
+    """The manifest's entries of all files that have a checksum."""
     return [entry for split in SPLITS for entry in (*manifest[split]["shards"], manifest[split]["document_ends"])]
 
 
@@ -210,7 +210,7 @@ def is_prepared(folder: Path) -> bool:
 
 
 def prepared_files(manifest: Mapping[str, Any]) -> set[str]:
-    """Names of everything that belongs to a prepared folder."""
+    """Names of all files of a prepared folder."""
     return {MANIFEST, tokenizer.FILE, tokenizer.INFO, *(entry["file"] for entry in _entries(manifest))}
 
 

@@ -1,4 +1,4 @@
-"""The text of a document: in memory if it is short, else in a temporary file, of which a piece is read at a time."""
+"""The text of a document: in memory if it is short, otherwise in a file that is read in pieces."""
 
 import codecs
 import hashlib
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 LONG = 4 << 20
-"""Bytes beyond which a text is not held in memory."""
+"""Longer texts, in bytes, are not held in memory."""
 PIECE = 1 << 16
 """Bytes that are decoded at once."""
 
 
 class _Open:
-    """A file that is closed with the last text in it; one without a name is then gone."""
+    """A file that is closed with the last text that uses it. A nameless temporary file is then removed."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -28,7 +28,7 @@ class _Open:
 
 
 class Text:
-    """UTF-8 between two characters of a source."""
+    """A range of a source of UTF-8, from one character to another."""
 
     def __init__(self, source: bytes | _Open, begin: int, end: int) -> None:
         self._source, self._begin, self._end = source, begin, end
@@ -41,7 +41,7 @@ class Text:
 
     @classmethod
     def of_file(cls, file: BinaryIO, size: int) -> "Text":
-        """The whole of a file, which is closed when nobody needs the text any more."""
+        """The whole of a file, which is closed with the last text that uses it."""
         return cls(_Open(file), 0, size)
 
     @property
@@ -50,7 +50,7 @@ class Text:
         return self._end - self._begin
 
     def read(self, begin: int, end: int) -> bytes:
-        """Its bytes from ``begin`` to ``end``, as far as there are any."""
+        """The bytes from ``begin`` to ``end``; fewer if the text ends before."""
         begin, end = self._begin + max(begin, 0), min(self._begin + end, self._end)
         return self._source[begin:end]
 
@@ -64,7 +64,7 @@ class Text:
         return self._digest
 
     def pieces(self) -> Iterator[str]:
-        """All of it, in strings of bounded size."""
+        """The text in strings of bounded size."""
         decoder = codecs.getincrementaldecoder("utf-8")()
         for at in range(0, self.size, PIECE):
             yield decoder.decode(self.read(at, at + PIECE))
@@ -73,12 +73,12 @@ class Text:
         return "".join(self.pieces())
 
     def cut(self, at: int) -> "tuple[Text, Text]":
-        """Before and after byte ``at``, where a character begins."""
+        """The texts before and after byte ``at``, where a character must begin."""
         middle = self._begin + at
         return Text(self._source, self._begin, middle), Text(self._source, middle, self._end)
 
     def head(self, characters: int) -> "tuple[Text, int]":
-        """The first so many characters, or all if there are fewer; and how many those are."""
+        """The first ``characters``, or all if there are fewer; and their number."""
         count, size = 0, 0
         for piece in self.pieces():
             if count + len(piece) > characters:
@@ -89,10 +89,10 @@ class Text:
 
 
 class Collected:
-    """A text in the making."""
+    """Collects the pieces of a text."""
 
     def __init__(self, folder: Path | None) -> None:
-        """A long one goes to a nameless file in ``folder``, or where the system has its temporary files."""
+        """A long text goes to a nameless file in ``folder``; None is the system's folder of temporary files."""
         self._folder, self._parts, self._spool = folder, list[bytes](), None
         self.size = 0
         self.blank = True

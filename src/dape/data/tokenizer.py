@@ -54,15 +54,15 @@ class Tokenizer(Protocol):
 
 
 class TextTokenizer(Tokenizer, Protocol):
-    """One for text of any length."""
+    """A tokenizer for text of any length."""
 
     def parts(self, pieces: Iterable[str]) -> Iterator[str]:
-        """A text that comes in pieces, in parts that encoded one by one give the ids of the whole."""
+        """Cut a text that comes in pieces into parts that, encoded one by one, give the ids of the whole."""
         ...
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer:
-    """What :meth:`Tokenizer.save` wrote."""
+    """Read the files that :meth:`Tokenizer.save` writes."""
     path = Path(folder) / FILE
     try:
         text, content = _parse(path)
@@ -76,14 +76,14 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
 
 
 class _Info(TypedDict):
-    """What tokenizer.json does not say."""
+    """tokenizer-info.json."""
 
     name: str
     eod: str | None
 
 
 def _parse(path: Path) -> tuple[str, dict[str, Any]]:
-    """The text of a tokenizer.json, and what it says."""
+    """The text of a tokenizer.json, and its content."""
     with reading(path, "not a tokenizer"):
         text = path.read_text(encoding="utf-8")
         content = parse_json(text)
@@ -104,7 +104,7 @@ def _check_ids(ids: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> np.ndar
 
 
 class ByteTokenizer:
-    """The bytes of UTF-8 are the ids. Needs nothing, loses nothing."""
+    """The ids are the bytes of UTF-8."""
 
     name = "bytes"
     vocabulary = 257
@@ -130,7 +130,7 @@ class ByteTokenizer:
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Lists of consecutive items that reach the limit together."""
+    """Lists of consecutive items, each as short as its total size allows to reach ``limit``."""
     group, total = [], 0
     for item in items:
         group.append(item)
@@ -149,20 +149,20 @@ class LibraryTokenizer:
     """A ``tokenizer.json``, as Hugging Face and many others publish it."""
 
     def __init__(self, text: str, *, name: str, origin: Path | str, eod: str | None = None) -> None:
-        """``text`` is the content of the file; ``eod`` the token that ends a document, looked for if not given."""
+        """``text`` is the content of the file. ``eod`` is the token that ends a document, by default a usual one."""
         self.name = name
         self._library = _open_library(text, origin)
         self._library.no_truncation()
         self._library.no_padding()
         known = self._library.get_vocab(with_added_tokens=True)
         self._eod_token = eod or next((token for token in END_OF_DOCUMENT if token in known), END_OF_DOCUMENT[0])
-        # Special even if it was an ordinary token: otherwise a text that mentions it would end a document.
+        # Made special even if it was an ordinary token: otherwise a text that contains it would end a document.
         self._library.add_special_tokens([self._eod_token])
-        self._library.encode_special_tokens = True  # means: those that occur in a text are spelled out
+        self._library.encode_special_tokens = True  # special tokens in a text are encoded as ordinary text
         ids = self._library.get_vocab(with_added_tokens=True)
         self.vocabulary = max(ids.values()) + 1
         self.eod = ids[self._eod_token]
-        self._text = text if eod else self._library.to_str()  # as it was: other library versions may write it otherwise
+        self._text = text if eod else self._library.to_str()  # unchanged: versions of the library differ
         self.fingerprint = _fingerprint(self._text, self.eod)
 
     def encode(self, text: str) -> np.ndarray:
@@ -175,13 +175,13 @@ class LibraryTokenizer:
 
     def _encode(self, parts: Iterable[str]) -> Iterator[np.ndarray]:
         for group in grouped(parts, len, TOGETHER):
-            # Spelling special tokens out takes the library a seventh longer, also where there are none.
+            # Encoding special tokens as text takes the library a seventh longer, even if there are none.
             self._library.encode_special_tokens = self._mentions_special(group)
             for encoded in self._library.encode_batch_fast(group, add_special_tokens=False):
                 yield np.array(encoded.ids, np.int64)
 
     def _mentions_special(self, texts: Sequence[str]) -> bool:
-        """A normaliser could make a special token of what does not look like one."""
+        """Whether texts may contain special tokens. A normaliser may produce them from other characters."""
         if self._library.normalizer is not None:
             return True
         return any(token in text for text in texts for token in self._special)
@@ -222,11 +222,11 @@ def _open_library(text: str, origin: Path | str) -> "tokenizers.Tokenizer":
         raise ValueError(f"{origin}: the library tokenizers cannot read it ({error})") from error
 
 
-# What a user asks for ------------------------------------------------------------------------------------------------
+# Tokenizers by name --------------------------------------------------------------------------------------------------
 
 
 def parse_spec(spec: str) -> int | Path | None:
-    """``bytes`` (None), ``bpe:N`` (N) or a path to a ``tokenizer.json``, checked as far as possible without text."""
+    """Parse ``bytes`` (None), ``bpe:N`` (N) or the path of a ``tokenizer.json``. UsageError on anything else."""
     if spec == "bytes":
         return None
     if spec.startswith("bpe:"):
@@ -242,7 +242,7 @@ def parse_spec(spec: str) -> int | Path | None:
 
 
 def open_tokenizer(spec: str) -> TextTokenizer | None:
-    """The tokenizer a user asked for, or None if it must be trained first (:func:`train_bpe`)."""
+    """The tokenizer of that name, or None if it must be trained first (:func:`train_bpe`)."""
     path = parse_spec(spec)
     if path is None:
         return ByteTokenizer()
@@ -256,20 +256,20 @@ def open_tokenizer(spec: str) -> TextTokenizer | None:
 
 
 def tokenizer_identity(spec: str) -> str:
-    """Changes when the tokenizer does, whatever its file is called."""
+    """A text that changes when the tokenizer does, and does not depend on the name of its file."""
     ready = open_tokenizer(spec)
     return spec if ready is None or ready.name == spec else f"{ready.name} ({ready.fingerprint[:16]})"
 
 
 def _saved_by_us(path: Path) -> TextTokenizer | None:
-    """The tokenizer of a prepared folder keeps its name when it is used for other text."""
+    """The tokenizer of a prepared folder, which keeps its name for other text; None if another program wrote it."""
     if path.with_name(INFO).is_file() or _parse(path)[1].get("type") == "bytes":
         return load_tokenizer(path.parent)
     return None
 
 
 def train_bpe(size: int, texts: Iterable[str | Iterable[str]]) -> TextTokenizer:
-    """A byte-level BPE of up to ``size`` ids, learned from texts, whole or in pieces; nothing is unknown to it."""
+    """Learn a byte-level BPE of up to ``size`` ids from texts, whole or in pieces. It can encode any text."""
     try:
         from tokenizers import Tokenizer as Library
         from tokenizers import decoders, models, pre_tokenizers, trainers

@@ -1,4 +1,4 @@
-"""Whether files are those that were written: every byte of small ones, samples of large ones. No torch here."""
+"""Compare files with their checksums: small ones whole, large ones in samples. No torch here."""
 
 import zlib
 from collections.abc import Iterable, Mapping
@@ -8,18 +8,18 @@ from typing import Any, BinaryIO
 from dape.reading import check_files
 
 BLOCK = 1 << 20
-"""Bytes that have a checksum of their own."""
+"""Bytes per checksum."""
 WHOLE = 32 << 20
-"""Files that are no larger together are read whole, in about a tenth of a second."""
+"""Folders up to this size, in bytes, are read whole, in about a tenth of a second."""
 SAMPLES = 8
-"""Blocks that are read of every larger file, spread evenly; the first and the last are among them."""
+"""Blocks that are read of every file of larger folders: the first, the last, and others evenly between."""
 
 
 class BlockSums:
     """CRC-32 of every block of a file that is written piece by piece."""
 
     def __init__(self, written: BinaryIO | None = None) -> None:
-        """``written``: what is in the file already."""
+        """``written``: the beginning of the file, if it exists already."""
         self._sums: list[int] = []
         self._last, self._filled = 0, 0
         while written and (data := written.read(BLOCK)):
@@ -39,7 +39,7 @@ class BlockSums:
 
 
 def check_entries(folder: Path, entries: Iterable[Mapping[str, Any]], advice: str) -> None:
-    """Files of a manifest (file, sha256 and perhaps blocks), whole or in samples."""
+    """Check files by their entries in a manifest (file, sha256 and perhaps blocks), whole or in samples."""
     entries = list(entries)
     if sum((folder / entry["file"]).stat().st_size for entry in entries) <= WHOLE:
         check_files(folder, {entry["file"]: entry["sha256"] for entry in entries}, advice)
@@ -49,7 +49,7 @@ def check_entries(folder: Path, entries: Iterable[Mapping[str, Any]], advice: st
 
 
 def _check_samples(path: Path, blocks: str, advice: str) -> None:
-    """Nothing is known of single blocks of folders from before there were checksums of blocks."""
+    """Check some blocks. Folders of older versions have no checksums of blocks, and are not checked."""
     count = len(blocks) // 8
     with path.open("rb") as file:
         for number in sorted({place * (count - 1) // (SAMPLES - 1) for place in range(SAMPLES)} if count else ()):

@@ -1,7 +1,7 @@
-"""Windows cut from a stream of tokens: in random order to train on, at chosen ends to evaluate on.
+"""Cut windows from a stream of tokens: in random order for training, with given ends for evaluation.
 
-Both are functions of their arguments and of nothing else, so a run that is resumed sees what it would have seen, and
-every method and every length is scored on the same tokens.
+Both are functions of their arguments alone. So a resumed run gets the batches it would have had, and all methods and
+lengths are scored on the same tokens.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from dape.errors import UsageError
 
 
 class TrainingWindows:
-    """Windows of ``length + 1`` tokens (inputs and, one further, targets), epoch after epoch.
+    """Windows of ``length + 1`` tokens (inputs, and targets shifted by one), epoch after epoch.
 
-    In every epoch the documents are shuffled and joined, each ending in its end-of-document mark; the result is cut
-    every ``length`` tokens, so that neighbours share one token and every token but the first is predicted once; the
-    windows are shuffled. A last piece that is too short is left out, another one in each epoch.
+    In every epoch the documents, which end in end-of-document marks, are shuffled and joined. The result is cut every
+    ``length`` tokens: neighbouring windows share one token, and every token but the first is predicted once. The
+    windows are shuffled. The tokens after the last whole window are left out, different ones in each epoch.
     """
 
     def __init__(self, stream: TokenStream, *, length: int, seed: int) -> None:
@@ -34,10 +34,10 @@ class TrainingWindows:
             )
         self.stream, self.length, self.seed = stream, length, seed
         self.windows_per_epoch = (len(stream) - 1) // length
-        self._epoch: _Epoch | None = None  # the one used last: a cache, results do not depend on it
+        self._epoch: _Epoch | None = None  # cache: the epoch that was used last
 
     def batch(self, step: int, size: int) -> np.ndarray:
-        """``[size, length + 1]`` int64: windows number ``step * size`` and following, counted from the first epoch."""
+        """Windows ``step * size`` to ``(step + 1) * size - 1``, counted over all epochs: int64 [size, length + 1]."""
         if step < 0 or size < 1:
             raise ValueError(f"no batch number {step} of {size} windows: a step is 0 or more, a size 1 or more")
         number = np.arange(step * size, (step + 1) * size)
@@ -56,13 +56,13 @@ class TrainingWindows:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """The order of one epoch: where each token of the shuffled documents is in the stream."""
+    """The order of documents and windows in one epoch."""
 
     number: int
     ends: np.ndarray
     """Where the documents end when joined in shuffled order."""
     shift: np.ndarray
-    """Per document in shuffled order: its place in the stream minus its place in the shuffled order."""
+    """Per document in shuffled order: its position in the stream minus its position in the shuffled text."""
     windows: np.ndarray
     """The shuffled numbers of the windows."""
 
@@ -82,12 +82,15 @@ class _Epoch:
 
 
 GREATEST_REACH = 1 << 15
-"""Of the windows of a text, unless more is asked for."""
+"""Greatest default of the tokens before the end of every evaluation window."""
 
 
 def default_reach(stream: TokenStream, *, same_document: bool) -> int:
-    """Tokens that fit before every end of an evaluation window, a property of the text alone: a power of two of at most
-    half of the text, or, within documents, of which at least half of the text lies in documents that are longer."""
+    """The default number of tokens before the end of every evaluation window. It depends on the text alone.
+
+    It is the largest power of two up to half of the text. With ``same_document``, at least half of the text must be in
+    documents that are longer.
+    """
     lengths = np.diff(stream.document_ends, prepend=0) if same_document else np.array([len(stream)])
     for reach in (GREATEST_REACH >> n for n in range(GREATEST_REACH.bit_length())):
         room = lengths[lengths > reach].sum() if same_document else len(stream) - reach
@@ -101,9 +104,9 @@ def evaluation_ends(
 ) -> np.ndarray:
     """Where evaluation windows end: sorted, spread evenly over the stream with a seeded jitter.
 
-    The scored tokens of a window that ends before e are [e - k, e), and no token is scored twice; a window reaches
-    back to e - reach - 1 at most, in ``same_document`` mode within one document. There may be fewer ends than
-    asked for if the text has no room for more.
+    A window that ends at e has the scored tokens [e - k, e), and no token is scored twice. It begins at e - reach - 1
+    or later, with ``same_document`` in the same document. There are fewer ends than ``windows`` if the text is too
+    short for more.
     """
     if not 1 <= k <= reach:
         raise UsageError(f"cannot score {k} tokens of windows of at most {reach}; it must be between 1 and {reach}")
@@ -112,7 +115,7 @@ def evaluation_ends(
     stops = np.asarray(stream.document_ends) if same_document else np.array([len(stream)])
     starts = np.concatenate(([0], stops[:-1]))
     _check_room(stops - starts, reach, same_document)
-    # Per document: its scored tokens lie in [first, stop), which has room for `room` windows.
+    # The scored tokens of a document lie in [first, stop), which has room for `room` windows.
     fits = stops - starts > reach
     first, stop = (starts + reach + 1 - k)[fits], stops[fits]
     room = (stop - first) // k
@@ -143,7 +146,8 @@ def _check_room(lengths: np.ndarray, longest: int, same_document: bool) -> None:
 
 
 def _spread(room: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
-    """How many of ``count`` windows each document gets: places are numbered through, one drawn from each stretch."""
+    """How many of ``count`` windows each document gets. The rooms of all documents are numbered, cut into ``count``
+    equal stretches, and one is drawn from each."""
     borders = np.arange(count + 1) * int(room.sum()) // count
     chosen = generator.integers(borders[:-1], borders[1:])
     document = np.searchsorted(np.cumsum(room), chosen, side="right")
@@ -151,6 +155,6 @@ def _spread(room: np.ndarray, count: int, generator: np.random.Generator) -> np.
 
 
 def _jittered(first: int, stop: int, k: int, count: int, generator: np.random.Generator) -> np.ndarray:
-    """Ends of ``count`` spans of k tokens, one somewhere in each of as many equal stretches of [first, stop)."""
+    """Ends of ``count`` spans of k tokens: [first, stop) is cut into equal stretches, with a span at random in each."""
     borders = first + np.arange(count + 1) * (stop - first) // count
     return borders[:-1] + k + generator.integers(0, borders[1:] - borders[:-1] - k + 1)

@@ -115,13 +115,13 @@ class Decoder(nn.Module):
         """Final hidden states. The head is separate, so that evaluation projects only the tokens it scores.
 
         Args:
-            tokens: Token ids, or their embeddings.
-            cache: Keys and values of the tokens before, for decoding.
-            encodings: As from :meth:`drawn_encodings`, which is the default.
-            last: Return the states of the last tokens only. The last block then computes no queries for the others.
-            places: Positions, padding and documents of padded and packed batches.
-            recompute: Calls a block so that the backward pass recomputes it.
-            seen: A list that receives the input of every block.
+            tokens: token ids, or their embeddings.
+            cache: keys and values of the tokens before, for decoding.
+            encodings: as from :meth:`drawn_encodings`, which is the default.
+            last: return the states of the last tokens only. The last block then computes no queries for the others.
+            places: positions, padding and documents of padded and packed batches.
+            recompute: calls a block so that the backward pass recomputes it.
+            seen: a list that receives the input of every block.
         """
         length = tokens.shape[1]
         encodings = self.drawn_encodings(length) if encodings is None else encodings
@@ -155,10 +155,10 @@ class DecoderLM(Decoder):
     """A decoder-only language model with any encoding of the catalogue: token ids ``[batch, tokens]`` in, logits out.
 
     Args:
-        config: Sizes, encoding and its options.
+        config: sizes, encoding and its options.
 
     Raises:
-        ValueError: If the encoding is unknown, or cannot be built with these sizes and options.
+        ValueError: if the encoding is unknown, or cannot be built with these sizes and options.
 
     Examples:
         >>> model = DecoderLM(DecoderConfig(encoding="dape-alibi", layers=1, width=8, heads=2, vocabulary=5))

@@ -47,19 +47,19 @@ class Trainer:
     checkpoint, if there is one.
 
     Args:
-        model: The model, with the weights that a new run begins with.
-        task: What the model learns.
-        config: Steps, learning rate and the like.
-        folder: Where metrics.jsonl and checkpoints are written.
-        described: The configuration of the model, for its checkpoints.
-        optimizer: By default AdamW with the authors' settings.
-        tokenizer: Saved with every checkpoint, if there is one.
-        trackers: Get every line of metrics too.
-        group: The processes that share the work; all of them build the same trainer.
+        model: the model, with the weights that a new run begins with.
+        task: what the model learns.
+        config: steps, learning rate and the like.
+        folder: where metrics.jsonl and checkpoints are written.
+        described: the configuration of the model, for its checkpoints.
+        optimizer: by default AdamW with the authors' settings.
+        tokenizer: saved with every checkpoint, if there is one.
+        trackers: get every line of metrics too.
+        group: the processes that share the work; all of them build the same trainer.
 
     Raises:
-        UsageError: On invalid settings, or a checkpoint of other settings or data.
-        ValueError: If every parameter is frozen, or every checkpoint is damaged.
+        UsageError: on invalid settings, or a checkpoint of other settings or data.
+        ValueError: if every parameter is frozen, or every checkpoint is damaged.
     """
 
     def __init__(
@@ -145,14 +145,14 @@ class Trainer:
         """Train to the end, or until ``stop()`` is true. Either way the last step is saved.
 
         Args:
-            watch: Called after every step.
-            stop: Asked before every step.
+            watch: called after every step.
+            stop: asked before every step.
 
         Returns:
             Whether the end was reached.
 
         Raises:
-            NonFiniteLossError: If the loss or the gradient is infinite or NaN.
+            NonFiniteLossError: if the loss or the gradient is infinite or NaN.
         """
         clock, saved = _Clock(), time.monotonic()
         self.model.train()
@@ -190,7 +190,7 @@ class Trainer:
         """Take one optimizer step; return its result and its number of targets.
 
         Raises:
-            NonFiniteLossError: If the loss or the gradient is infinite or NaN. The weights are then as before.
+            NonFiniteLossError: if the loss or the gradient is infinite or NaN. The weights are then as before.
         """
         self._set_rate(learning_rate(self.step, self.train))
         batch = self.task.batch(self.spread.computing, self.step)

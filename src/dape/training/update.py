@@ -52,7 +52,7 @@ class Updater:
         """Take one step: gradients of all parts, checks, clipping, update, and constrained parameters back in range.
 
         Raises:
-            NotFiniteError: If the loss or the gradient is infinite or NaN.
+            NotFiniteError: if the loss or the gradient is infinite or NaN.
         """
         with own_randomness(f"{self.config.seed} {step}", self.device):
             losses = self._backward(batch)
