@@ -1,7 +1,7 @@
-# Every target sets up .venv first if that is missing or older than pyproject.toml and constraints.txt. The demo needs the
-# package and what it depends on, everything else the developers' tools too; both are in one .venv.
-# Another interpreter: make setup PYTHON=python3.12. More pytest options: make test ARGS="-k kerple -x";
-# tests side by side: make test JOBS=8 (0: one process, for a debugger).
+# Targets set up .venv if it is missing or older than pyproject.toml and constraints.txt: the package for `make demo`, and
+# the developers' tools too for all other targets.
+# Another interpreter: make setup PYTHON=python3.12. Options of pytest: make test ARGS="-k kerple -x".
+# Eight tests at a time: make test JOBS=8 (0: one process, for a debugger).
 
 PYTHON ?= python3
 ARGS ?=
@@ -29,7 +29,7 @@ demo: $(READY)  ## train seven encodings short, test them long (minutes; into ru
 test: $(DEV)  ## fast tests, 6 minutes on two cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-test-slow: $(DEV)  ## what make test leaves out: slow and torch.compile tests
+test-slow: $(DEV)  ## slow and torch.compile tests, which make test leaves out
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "(slow or compile) and not gpu" $(ARGS)
 
 test-all: test test-slow  ## fast, slow and torch.compile tests
@@ -38,7 +38,7 @@ docs: $(DOCS)  ## the documentation as a site, in build/site; warnings are error
 	$(BIN)/python docs/site.py
 	$(BIN)/zensical build --strict
 
-wheel: $(DEV)  ## sdist, and from it the wheel with compiled kernels; use it in an empty environment without a compiler
+wheel: $(DEV)  ## sdist, and from it the wheel with compiled kernels, which is tried in an empty environment
 	rm -rf dist build/kernels build/sdist build/wheel
 	$(BIN)/python packaging/kernels.py build/kernels
 	$(BIN)/python -m hatchling build -d dist -t sdist
@@ -79,7 +79,7 @@ clean:  ## remove .venv and caches
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Torch goes first and alone: it is the one large download, and what comes after is resolved against its pinned build.
+# Torch, the one large download, comes first and alone: the other packages are then resolved against its pinned build.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "dape needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo missing)." >&2; \

@@ -1,8 +1,8 @@
-"""Compile the C++ kernels for the processors of ``dape.ops.prebuilt.TARGETS``: a part of `make wheel`.
+"""Compile the C++ kernels for the processors of ``dape.ops.prebuilt.TARGETS``. `make wheel` runs this.
 
 python packaging/kernels.py FOLDER
 
-A target whose compiler is missing is left out, and that is said: Debian's are g++ and g++-aarch64-linux-gnu.
+Targets without a compiler are left out, with a message that names the Debian package.
 """
 
 import os
@@ -20,7 +20,7 @@ from dape.ops.attention.fused import kinds
 from dape.ops.attention.fused.library import SOURCE
 
 SOURCES = (SOURCE, *map(kinds.source, kinds.STRUCTURES))
-LINKED = ("-Wl,--as-needed",)  # nothing of libstdc++ and libgcc is used
+LINKED = ("-Wl,--as-needed",)  # do not link libstdc++ and libgcc, which are not used
 
 
 def main(out: Path) -> None:
@@ -45,7 +45,7 @@ def package(target: prebuilt.Target) -> str:
 
 
 def compile_one(source: Path, target: prebuilt.Target, compiler: str, folder: Path) -> int:
-    """Into the folder, under its name. Returns its size."""
+    """Compile into the folder, under a name with the library's hash. Returns its size in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         made = native.compiled(source, compiler, target.flags, temporary, linked=LINKED)
@@ -57,14 +57,14 @@ def compile_one(source: Path, target: prebuilt.Target, compiler: str, folder: Pa
 
 
 def check(library: Path) -> None:
-    """It needs the C library alone, one that is old enough, and OpenMP's functions, which torch has loaded."""
-    said = subprocess.run(
+    """SystemExit unless the library needs only an old enough C library, and OpenMP's functions, which torch loads."""
+    symbols = subprocess.run(
         ["readelf", "-W", "-d", "--dyn-syms", str(library)],
         check=True, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"},
     ).stdout  # fmt: skip
-    others = set(re.findall(r"\(NEEDED\).*\[(.+)\]", said)) - {"libc.so.6", "libm.so.6", "ld-linux-aarch64.so.1"}
-    undefined = re.findall(r" (\S+) +\S+ +UND (\S+)", said)
-    versions = {tuple(map(int, found.split("."))) for found in re.findall(r"@GLIBC_([\d.]+)", said)}
+    others = set(re.findall(r"\(NEEDED\).*\[(.+)\]", symbols)) - {"libc.so.6", "libm.so.6", "ld-linux-aarch64.so.1"}
+    undefined = re.findall(r" (\S+) +\S+ +UND (\S+)", symbols)
+    versions = {tuple(map(int, found.split("."))) for found in re.findall(r"@GLIBC_([\d.]+)", symbols)}
     unknown = [
         name for binding, name in undefined
         if binding == "GLOBAL" and "@GLIBC_" not in name and not name.startswith(("GOMP_", "omp_"))
