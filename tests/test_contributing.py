@@ -39,7 +39,13 @@ def test_the_example_encoding_computes_its_equation(inverse):
 def test_its_wraps_exist_and_run(inverse, name):
     pe = dape.build(name, num_heads=2, head_dim=4, train_length=8)
     q, k, v = torch.randn(3, 1, 2, 8, 4, generator=torch.Generator().manual_seed(0))
-    assert dape.attention(q, k, v, pe).isfinite().all()
+    results = {}
+    for impl in ("auto", "reference"):
+        torch.manual_seed(1)  # of drawn positions
+        results[impl] = dape.attention(q, k, v, pe, impl=impl)
+    torch.testing.assert_close(results["auto"], results["reference"])
+    nope = dape.build("nope", num_heads=2, head_dim=4, train_length=8)
+    assert not torch.allclose(results["auto"], dape.attention(q, k, v, nope), atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint16, torch.int64])

@@ -299,7 +299,9 @@ def test_other_encodings_leave_the_listings_out(tmp_path, capsys):
 
 @pytest.mark.parametrize("encoding", ["kerple", "randomized-dape-kerple"])
 def test_encodings_without_f_or_with_drawn_positions(tmp_path, encoding):
-    assert report_of(tmp_path, encoding=encoding)["rows"]
+    rows = report_of(tmp_path, encoding=encoding)["rows"]
+    assert {row["encoding"] for row in rows} == {encoding} and all(row["ms"] > 0 for row in rows)
+    assert {"blocked", "reference"} <= {row["impl"] for row in rows}
 
 
 def test_interruption_reports_what_was_finished(tmp_path, monkeypatch, capsys):

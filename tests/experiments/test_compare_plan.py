@@ -261,6 +261,7 @@ def test_files_of_settings_that_are_damaged(plan, text, words):
 def test_what_does_not_touch_results_may_change(plan, name):
     plan.begin()
     replace(plan, train=replace(plan.train, **{name: 7})).begin()
+    assert yaml.safe_load((plan.out / "compare.yaml").read_text())["logging"][name] == 7
 
 
 def test_a_folder_with_other_things_is_refused(plan):

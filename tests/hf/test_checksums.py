@@ -102,9 +102,11 @@ def test_a_changed_tokenizer_is_noticed(model):
 
 
 def test_folders_without_checksums_are_loaded(model):
+    noted, vocabulary = DapeForCausalLM.from_pretrained(model).state_dict(), open_exported(model).vocabulary
     (model / NOTES).unlink()
-    DapeForCausalLM.from_pretrained(model)
-    open_exported(model)
+    found = DapeForCausalLM.from_pretrained(model).state_dict()
+    assert found.keys() == noted.keys() and all(torch.equal(found[name], noted[name]) for name in noted)
+    assert open_exported(model).vocabulary == vocabulary
 
 
 def test_missing_and_unknown_weights(model):
@@ -169,7 +171,9 @@ def test_saving_over_damaged_notes(model):
     loaded = DapeForCausalLM.from_pretrained(model)
     (model / NOTES).write_text("{")
     loaded.save_pretrained(model)
-    DapeForCausalLM.from_pretrained(model)
+    flip(model / "model.safetensors", 8 * 3000)
+    with pytest.raises(ValueError, match=r"model\.safetensors"):  # the new notes are right
+        DapeForCausalLM.from_pretrained(model)
 
 
 def test_the_trainer_saves_right_checksums(model, tmp_path):

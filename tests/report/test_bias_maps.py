@@ -193,7 +193,10 @@ def test_groups_of_lags():
 @pytest.mark.parametrize("length", [1, 2])
 def test_very_short_texts(length):
     maps = make(length)
-    assert triples_figure(maps, 0).axes and lag_figure(maps, "f").axes
+    lines = triples_figure(maps, 0).axes[0].lines
+    assert [len(line.get_xdata()) for line in lines[:3]] == [length] * 3
+    # Of one token there is no past: no lag to draw f against.
+    assert [len(panel.lines) for panel in lag_figure(maps, "f").axes] == [length] * 6
 
 
 # Images --------------------------------------------------------------------------------------------------------------

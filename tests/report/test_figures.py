@@ -163,9 +163,14 @@ def test_a_gap_where_it_is_not_a_number(make_rows):
     assert "Gaps: not a number." in words(figure)
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_nothing_finite_at_all_is_still_drawn(make_rows, tmp_path, value):
-    save_figure(perplexity_figure(make_rows({"rope": {128: value}})), tmp_path / "a.png")
+@pytest.mark.parametrize(
+    ("value", "name", "said"),
+    [(math.inf, "rope (inf)", "Triangles: infinite"), (math.nan, "rope (nan)", "Gaps: not a number.")],
+)
+def test_nothing_finite_at_all_is_still_drawn(make_rows, tmp_path, value, name, said):
+    figure = perplexity_figure(make_rows({"rope": {128: value}}))
+    save_figure(figure, tmp_path / "a.png")
+    assert set(names(figure)) == {name} and said in words(figure)
 
 
 # Names and caption ---------------------------------------------------------------------------------------------------

@@ -3,8 +3,11 @@
 import importlib.util
 import re
 import socket
+import threading
+import time
 
 import pytest
+from filelock import FileLock
 
 from dape.errors import UsageError
 from dape.experiments.executor import Task
@@ -94,10 +97,19 @@ def test_a_job_of_other_settings_in_the_same_place_is_another(tmp_path, monkeypa
     assert one != two
 
 
-def test_the_worker_of_a_lost_attempt_is_waited_for(tmp_path, monkeypatch):
-    from filelock import FileLock
+def test_the_worker_of_a_lost_attempt_is_waited_for(tmp_path):
+    lock = FileLock(tmp_path / ".lock", thread_local=False)
+    with lock:
+        ending = threading.Timer(0.2, lock.release)
+        ending.start()
+        base._wait_until_free(tmp_path)
+        assert not lock.is_locked
+        ending.join()
 
+
+def test_a_worker_that_does_not_end_is_waited_for_no_longer_than_patience(tmp_path, monkeypatch):
     monkeypatch.setattr(base.executor, "PATIENCE_SECONDS", 0.2)
-    with FileLock(tmp_path / ".lock"):
-        base._wait_until_free(tmp_path)  # gives up, and the worker says that it is in use
-    base._wait_until_free(tmp_path)
+    with FileLock(tmp_path / ".lock") as lock:
+        begin = time.monotonic()
+        base._wait_until_free(tmp_path)  # gives up; the new worker then says that the folder is in use
+        assert lock.is_locked and 0.2 <= time.monotonic() - begin < 10

@@ -71,13 +71,20 @@ def test_gradient_of_one_input_alone():
         torch.testing.assert_close(alone[chosen].grad, gradient)
 
 
-def test_extreme_logits_stay_finite():
-    """The largest logit of a row is subtracted before the exponential, which then becomes 0 for far smaller ones."""
+def test_extreme_logits():
+    """All weight is on the largest logit of a row, which is subtracted before the exponential: nothing overflows."""
     inputs = make_inputs(9, 9, dtype=torch.float32)
     inputs["static"] = (inputs["static"].detach() * 1e5).requires_grad_()
     out = run(inputs)
-    assert out.isfinite().all()
-    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), list(inputs.values())))
+    lag = torch.arange(9)[:, None] - torch.arange(9)
+    bias = inputs["static"].detach()[:, 8 - lag].masked_fill(lag < 0, -torch.inf)
+    best = bias.argmax(-1)
+    values = inputs["v"].detach().repeat_interleave(HEADS // KV_HEADS, dim=1)
+    torch.testing.assert_close(out.detach(), torch.stack([values[:, h, best[h]] for h in range(HEADS)], dim=1))
+    gradients = dict(zip(inputs, torch.autograd.grad(out.sum(), list(inputs.values())), strict=True))
+    assert all(g.isfinite().all() for g in gradients.values())
+    counts = torch.stack([best[h].bincount(minlength=9) for h in range(HEADS)]).view(KV_HEADS, -1, 9).sum(1)
+    torch.testing.assert_close(gradients["v"], counts[None, :, :, None].expand(2, -1, -1, WIDTH + 1).float())
 
 
 @pytest.mark.parametrize("layout", ["plain", "transposed"])

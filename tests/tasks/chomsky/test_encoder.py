@@ -194,8 +194,10 @@ def test_embedded_positions_are_drawn_once():
 
 def test_draws_follow_from_the_generator():
     model = model_for("randomized-kerple")
-    one, two = (model.drawn_encodings(COUNT, torch.Generator().manual_seed(5)) for _ in range(2))
-    assert all(torch.equal(a.fixed_draw.past, b.fixed_draw.past) for a, b in zip(one, two, strict=True))
+    draws = [model.drawn_encodings(COUNT, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)]
+    for one, two, other in zip(*draws, strict=True):
+        assert torch.equal(one.fixed_draw.past, two.fixed_draw.past)
+        assert not torch.equal(one.fixed_draw.past, other.fixed_draw.past)
 
 
 @torch.no_grad()

@@ -58,9 +58,15 @@ def test_recall(settings, words):
 
 
 def test_the_smallest_that_is_allowed_works():
-    """What the messages recommend."""
-    RecallConfig(lengths=(40,), train_length=40).check()
-    RecallConfig(lengths=(25,), pairs=5, train_length=25).check()
+    """The lengths that the messages name."""
+    for pairs in (8, 5):
+        smallest = 5 * pairs
+        RecallConfig(lengths=(smallest,), pairs=pairs, train_length=smallest).check()
+        for name in ("lengths", "train_length"):
+            settings = {"lengths": (smallest,), "train_length": smallest}
+            settings[name] = (smallest - 1,) if name == "lengths" else smallest - 1
+            with pytest.raises(UsageError, match=f"at least {smallest}"):
+                RecallConfig(pairs=pairs, **settings).check()
 
 
 def test_depth_places():
