@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from dape.hf.attention import NAME, NO_WEIGHTS, PACKED, PLACE, register, starts_anew
+from dape.hf.attention import NAME, NO_WEIGHTS, PACKED, PLACE, encoding_at, register, starts_anew
 from dape.hf.families import FAMILIES
 from dape.hf.hosts import (
     Host,
@@ -35,7 +35,7 @@ from dape.hf.hosts import (
     set_dropout,
 )
 from dape.hf.methods import check_for_host, check_method, new_encoding
-from dape.positional.base import PositionalEncoding, require_encoding
+from dape.positional.base import PositionalEncoding
 
 Rope = Literal["keep", "remove", "yarn"]
 HANDLE, WARNED = "_dape_adapter", "_dape_warned"
@@ -254,8 +254,8 @@ def _warn_if_left_out(body: nn.Module) -> None:
     object.__setattr__(body, WARNED, True)
     warnings.warn(
         "the dape adapter is frozen and stays as it is, while other tensors of the model are trained (peft freezes all "
-        "but its own). To train it too: for p in dape.hf.adapter_parameters(model): p.requires_grad_(True), before the "
-        "optimizer is made",
+        "but its own). To train and save it with LoRA: LoraConfig(..., modules_to_save=['dape']). Or, before the "
+        "optimizer is made: for p in dape.hf.adapter_parameters(model): p.requires_grad_(True)",
         stacklevel=2,
     )
 
@@ -296,7 +296,7 @@ def inside_of(model: nn.Module) -> _Inside:
 def encodings_of(model: nn.Module) -> list[PositionalEncoding]:
     """The adapter's own modules, by layer."""
     adapter_of(model)
-    return [require_encoding(getattr(x, PLACE), f"{type(x).__name__}.{PLACE}") for x in attention_layers(model)]
+    return [encoding_at(layer) for layer in attention_layers(model)]
 
 
 def adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:

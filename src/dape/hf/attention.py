@@ -18,7 +18,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 from dape.hf.windows import bounded_attention
 from dape.models.places import Places, reads_distances_only
 from dape.ops.attention import attention
-from dape.positional.base import require_encoding
+from dape.positional.base import PositionalEncoding, require_encoding
 
 NAME = "dape"
 """Of the implementation, as in ``model.set_attn_implementation``."""
@@ -96,6 +96,19 @@ def starts_anew(positions: Tensor, mask: Tensor | dict[str, Tensor] | None) -> b
     return bool(back.any())
 
 
+def encoding_at(layer: nn.Module) -> PositionalEncoding:
+    """The encoding of an attention layer. With ``modules_to_save=["dape"]`` peft keeps the one it found and a copy that
+    it trains: the copy, unless adapters are disabled."""
+    found: Any = getattr(layer, PLACE, None)
+    if found is None:
+        raise ValueError(f"{type(layer).__name__} has no adapter; call dape.hf.extend(model, ...)")
+    if isinstance(getattr(found, "modules_to_save", None), nn.ModuleDict):
+        active = found.active_adapters
+        disabled = found.disable_adapters or not active
+        found = found.original_module if disabled else found.modules_to_save[active[0]]
+    return require_encoding(found, f"{type(layer).__name__}.{PLACE}")
+
+
 def dape_attention(
     module: nn.Module,
     query: Tensor,
@@ -109,10 +122,7 @@ def dape_attention(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """[b, h, t, d] in, [b, t, h, d] out; q and k come rotated if the model rotates."""
-    pe = getattr(module, PLACE, None)
-    if pe is None:
-        raise ValueError(f"{type(module).__name__} has no adapter; call dape.hf.extend(model, ...)")
-    pe = require_encoding(pe, f"{type(module).__name__}.{PLACE}")
+    pe = encoding_at(module)
     if attention_mask is None or attention_mask.dim() != 2:
         raise ValueError(
             f"attn_implementation {NAME!r} builds its own mask [batch, keys]; a mask of another form was given"

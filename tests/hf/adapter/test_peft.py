@@ -56,7 +56,7 @@ def train_step(model, tokens):
 
 def test_an_adapter_frozen_by_peft_is_not_frozen_silently(tokens):
     model = lora(adapted())
-    with pytest.warns(UserWarning, match=r"dape adapter is frozen.*adapter_parameters"):
+    with pytest.warns(UserWarning, match=r"dape adapter is frozen.*modules_to_save.*adapter_parameters"):
         train_step(model, tokens)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once
@@ -124,13 +124,43 @@ def test_taking_the_adapter_out_leaves_it_to_peft_what_is_trained(tokens):
     torch.testing.assert_close(logits(model, tokens), logits(lora(make("llama")), tokens))
 
 
-def test_a_copy_of_the_adapter_inside_pefts_wrapper_is_refused(tokens):
+def learned_together(tokens):
     model = lora(adapted(), modules_to_save=["dape"])
-    for call in (lambda: logits(model, tokens), lambda: list(adapter_parameters(model))):
-        with pytest.raises(
-            TypeError, match=r"LlamaAttention\.dape must be a positional encoding.*ModulesToSaveWrapper"
-        ):
-            call()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_step(model, tokens)
+    optimizer.step()
+    return model.eval()
+
+
+def test_peft_trains_a_copy_of_the_adapter_beside_lora(tokens):
+    model = learned_together(tokens)
+    own = list(adapter_parameters(model))
+    assert own and all(p.grad is not None for p in own) and max(float(p.grad.abs().max()) for p in own) > 0
+    assert {id(p) for p in own} <= {id(p) for p in model.parameters() if p.requires_grad}
+    with model.disable_adapter():
+        torch.testing.assert_close(logits(model, tokens), logits(adapted(), tokens))
+    assert not torch.allclose(logits(model, tokens), logits(lora(adapted()), tokens), atol=1e-4)
+
+
+def test_lora_and_adapter_in_one_folder_of_peft(tokens, tmp_path):
+    model = learned_together(tokens)
+    model.save_pretrained(tmp_path / "both")
+    loaded = peft.PeftModel.from_pretrained(extend(make("llama"), "dape-kerple"), tmp_path / "both").eval()
+    torch.testing.assert_close(logits(loaded, tokens), logits(model, tokens))
+
+
+def test_merged_the_trained_copy_stays(tokens, tmp_path):
+    model = learned_together(tokens)
+    before = logits(model, tokens)
+    merged = model.merge_and_unload()
+    torch.testing.assert_close(logits(merged, tokens), before, rtol=1e-4, atol=1e-4)
+    save_adapter(merged, tmp_path / "own")
+    assert all(not p.is_meta for p in adapter_parameters(merged))
+    remove(merged)
+    load_adapter(merged, tmp_path / "own")
+    torch.testing.assert_close(logits(merged, tokens), before, rtol=1e-4, atol=1e-4)
 
 
 def test_projection_through_the_wrapper():
