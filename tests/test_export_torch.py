@@ -91,3 +91,20 @@ def test_our_model_in_the_library():
     module = Logits(tiny()).eval()
     program = export(module, (tokens(2, 24),), dynamic_shapes=({1: LENGTHS},))
     same(program, module, (tokens(2, 24),), (tokens(2, 60),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_onnx(encoding, tmp_path):
+    """In a runtime that is not torch."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    layer = SelfAttention(32, 4, encoding, train_length=16).eval()
+    program = torch.onnx.export(layer, (torch.randn(2, 24, 32),), dynamo=True, dynamic_shapes={"x": {1: LENGTHS}})
+    program.save(tmp_path / "layer.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "layer.onnx")
+    for length in (24, 77):
+        x = torch.randn(2, length, 32)
+        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), layer(x).detach(), rtol=1e-4, atol=1e-5)
