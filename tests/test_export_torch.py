@@ -93,6 +93,7 @@ def test_our_model_in_the_library():
     same(program, module, (tokens(2, 24),), (tokens(2, 60),))
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # of torch's exporter
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_onnx(encoding, tmp_path):
