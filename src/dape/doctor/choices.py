@@ -1,4 +1,4 @@
-"""Which implementation ``impl="auto"`` takes for every encoding of the catalogue, and why."""
+"""Which implementation ``impl="auto"`` takes for each encoding of the catalogue, and why."""
 
 import torch
 
@@ -15,18 +15,18 @@ HEADS, WIDTH, TOKENS = 12, 64, 1024
 
 
 def choices() -> list[Section]:
-    """For each kind of device. Nothing is computed, and no Triton kernel is checked that has not been."""
+    """A section for the CPU and one for each GPU. Computes nothing and does not start checks of Triton kernels."""
     return [_on(torch.device("cpu"), torch.float32), *(_on(gpu, torch.bfloat16) for gpu in gpus())]
 
 
 def _on(device: torch.device, dtype: torch.dtype) -> Section:
-    alike: dict[tuple[str, str], list[str]] = {}
+    names_by_choice: dict[tuple[str, str], list[str]] = {}
     with only_remembered():
         for name in encodings():
             choice = choice_for(name, device, dtype)
-            alike.setdefault((f"{choice.impl}, {choice.kernel}", choice.reason), []).append(name)
+            names_by_choice.setdefault((f"{choice.impl}, {choice.kernel}", choice.reason), []).append(name)
     shape = f"{HEADS} heads of {WIDTH}, {TOKENS} tokens, {str(dtype).removeprefix('torch.')}, causal"
-    lines = [(impl, f"{', '.join(names)}: {reason}") for (impl, reason), names in alike.items()]
+    lines = [(impl, f"{', '.join(names)}: {reason}") for (impl, reason), names in names_by_choice.items()]
     return section(f"What auto takes on {device} ({shape})", lines)
 
 
@@ -34,5 +34,5 @@ def choice_for(name: str, device: torch.device, dtype: torch.dtype) -> Choice:
     q = torch.zeros(1, dtype=dtype, device=device).expand(1, HEADS, TOKENS, WIDTH)
     with torch.random.fork_rng(devices=[]):
         pe = build(name, num_heads=HEADS, head_dim=WIDTH, train_length=TOKENS)
-    places = {"q_pos": None, "k_pos": None, "key_padding_mask": None}
-    return choose(q, q, q, make_grid(q, q, causal=True, **places), any_form(pe), "auto")
+    grid = make_grid(q, q, causal=True, q_pos=None, k_pos=None, key_padding_mask=None)
+    return choose(q, q, q, grid, any_form(pe), "auto")

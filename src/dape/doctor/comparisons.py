@@ -1,4 +1,4 @@
-"""Implementations of attention against the definition, on a few encodings: outputs and the gradients of everything."""
+"""Implementations of attention compared with the definition in float64: outputs and all gradients."""
 
 import copy
 import math
@@ -17,11 +17,13 @@ from dape.positional.build import build
 from dape.positional.grid import Grid
 
 ON_PROCESSORS = ("alibi", "kerple", "t5", "fire", "cope", "dape-kerple", "dape-fire", "dape-rope", "dape-v2-kerple")
+"""Encodings on which ``blocked`` is compared."""
 IN_CLOSED_FORM = ("alibi", "kerple", "t5", "fire", "dape-kerple", "dape-fire", "dape-rope")
+"""Encodings on which ``fused`` is compared."""
 
 CANCELS = 0.1
-"""The gradient of a constant that softmax ignores, such as f's last bias, is 0, and rounding leaves the sum of what
-cancels: its error counts relative to this part of the largest gradient."""
+"""Errors count relative to at least this part of the largest gradient. Softmax ignores a constant such as f's last
+bias, so its exact gradient is 0, and rounding errors remain where the summands cancel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class Problem:
 
     @property
     def terms(self) -> int:
-        """Of all sums that an output or a gradient goes through; f has 32 hidden units."""
+        """Terms in all sums that an output or a gradient goes through; f has 32 hidden units."""
         return 2 * self.width + self.heads + 32 + self.keys + 2 * self.queries
 
     def __str__(self) -> str:
@@ -53,9 +55,9 @@ class Problem:
 class Compared:
     problem: Problem
     worst: float
-    """The largest error, in parts of what is allowed."""
+    """The largest error, relative to the allowed error."""
     tensor: str
-    """Whose it is."""
+    """Name of the output or gradient with that error."""
 
     @property
     def ok(self) -> bool:
@@ -63,7 +65,11 @@ class Compared:
 
 
 def compare(problem: Problem, impl: Impl) -> Compared:
-    """Raises ValueError where the implementation cannot take the call."""
+    """Compare outputs and gradients with the reference in float64.
+
+    Raises:
+        ValueError: if the implementation does not support the call.
+    """
     pe, given = _inputs(problem)
     exact = _outcome("reference", copy.deepcopy(pe).double(), {name: x.double() for name, x in given.items()}, problem)
     on_device = {name: x.to(problem.device) for name, x in given.items()}
@@ -76,21 +82,22 @@ def compare(problem: Problem, impl: Impl) -> Compared:
 
 
 def _inputs(problem: Problem) -> tuple[PositionalEncoding, dict[str, Tensor]]:
-    """An encoding, q, k, v and the gradient of the output, on the CPU. The same numbers on every machine; nobody else's
-    random numbers are touched."""
+    """An encoding, q, k, v and the gradient of the output, on the CPU: the same numbers on every machine. The caller's
+    random state stays as it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         pe = build(problem.encoding, num_heads=problem.heads, head_dim=problem.width, train_length=32).float()
         with torch.no_grad():
             for parameter in pe.parameters():
-                parameter.add_(0.2 * torch.rand(parameter.shape))  # cope's table begins at zero
+                parameter.add_(0.2 * torch.rand(parameter.shape))  # cope's table is initialised with zeros
         shapes = [(problem.heads, problem.queries), *[(problem.key_heads, problem.keys)] * 2]
         shapes.append((problem.heads, problem.queries))
-        q, k, v, towards = (torch.randn(2, *shape, problem.width).to(problem.dtype) for shape in shapes)
-    return pe, {"q": q, "k": k, "v": v, "towards": towards * _steady(pe, q, k, problem).to(towards.dtype)}
+        q, k, v, gradient = (torch.randn(2, *shape, problem.width).to(problem.dtype) for shape in shapes)
+    return pe, {"q": q, "k": k, "v": v, "gradient": gradient * _steady(pe, q, k, problem).to(gradient.dtype)}
 
 
 def _steady(pe: PositionalEncoding, q: Tensor, k: Tensor, problem: Problem) -> Tensor:
+    """1 for queries to compare; 0 where rounding could switch a hidden unit of f, and gradients jump with it."""
     form = closed_form(pe)
     if form is None or form.mix is None:
         return torch.ones(1, 1, 1, 1)
@@ -114,7 +121,7 @@ def _outcome(impl: Impl, pe: PositionalEncoding, given: dict[str, Tensor], probl
         q, k, v = (given[name].detach().requires_grad_() for name in ("q", "k", "v"))
         out = attention(q, k, v, pe, causal=problem.causal, impl=impl)
         wanted = {"q": q, "k": k, "v": v, **dict(pe.named_parameters())}
-        gradients = torch.autograd.grad(out, list(wanted.values()), given["towards"], allow_unused=True)
+        gradients = torch.autograd.grad(out, list(wanted.values()), given["gradient"], allow_unused=True)
     found = {name: g for name, g in zip(wanted, gradients, strict=True) if g is not None}
     return {"output": out.detach(), **found}
 
@@ -123,7 +130,7 @@ def _outcome(impl: Impl, pe: PositionalEncoding, given: dict[str, Tensor], probl
 
 
 def self_test() -> Section:
-    """Of the implementations for processors, in a few seconds."""
+    """Check the implementations for CPUs; takes a few seconds."""
     lines = against_definition("blocked", [Problem(encoding=name) for name in ON_PROCESSORS])
     if why_not := why_not_compiled(torch.empty(0, device="cpu")):
         lines += [Line("fused", f"not tested: {why_not}")]
@@ -133,7 +140,7 @@ def self_test() -> Section:
 
 
 def against_definition(impl: Impl, problems: list[Problem]) -> list[Line]:
-    """A line for those that agree, and one for each that does not."""
+    """One line for all problems that agree, one for each that does not."""
     good, lines = [], []
     for problem in problems:
         try:
@@ -144,10 +151,10 @@ def against_definition(impl: Impl, problems: list[Problem]) -> list[Line]:
         if compared.ok:
             good.append(compared)
         else:
-            what = f"{compared.tensor} is off by {compared.worst:.3g} times what is allowed"
+            what = f"the error of {compared.tensor} is {compared.worst:.3g} times the allowed error"
             lines.append(Line(impl, f"{problem}: {what}", ok=False))
     if good:
         worst = max(good, key=lambda each: each.worst)
-        most = f"largest error {worst.worst:.2g} of what is allowed, {worst.tensor} of {worst.problem.encoding}"
+        most = f"largest error {worst.worst:.2g} of the allowed error, {worst.tensor} of {worst.problem.encoding}"
         lines.insert(0, Line(impl, f"{len(good)} of {len(problems)} agree; {most}"))
     return lines

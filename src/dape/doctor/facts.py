@@ -1,4 +1,4 @@
-"""Versions, devices, the compiler, caches and extras: what can be told without computing anything."""
+"""Facts that need no computation: versions, devices, the compiler, caches and extras."""
 
 import importlib.metadata
 import os
@@ -21,7 +21,7 @@ from dape.provenance import machine
 from dape.results.numbers import count
 
 LIBRARIES = ("numpy", "safetensors", "jaxtyping", "tyro", "rich", "matplotlib", "scipy")
-"""That this package needs; those of extras have a section of their own."""
+"""Required libraries; those of extras have a section of their own."""
 
 
 def versions() -> Section:
@@ -68,21 +68,19 @@ def _compiler() -> str:
         said = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=10, **TEXT).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return f"{compiler}: {said.partition(chr(10))[0].strip() or 'says nothing about its version'}"
+    return f"{compiler}: {said.partition(chr(10))[0].strip() or 'prints no version'}"
 
 
 def _compiled() -> str:
-    """It is built here if it has not been before."""
-    off = why_off()
-    why_not = off or why_not_compiled(torch.empty(0, device="cpu"))
-    if why_not:
+    """Where the kernel comes from. Builds it if it is not there yet."""
+    if why_not := why_off() or why_not_compiled(torch.empty(0, device="cpu")):
         return f"not used: {why_not}"
     loaded = library.load()
     return f"{origin(loaded)}: {loaded._name}"
 
 
 def _prebuilt() -> str:
-    """For which processors kernels came with the package."""
+    """The processors for which the package contains kernels."""
     targets = sorted({each.parent.name for each in FOLDER.glob("*/*.so")})
     return f"for {', '.join(targets)}" if targets else "none came with this installation (wheels have them)"
 
@@ -90,7 +88,7 @@ def _prebuilt() -> str:
 def _cache() -> str:
     try:
         folder = cache_folder()
-    except RuntimeError as error:  # there is no home
+    except RuntimeError as error:  # the user has no home folder
         return f"none: {error}"
     libraries, checked = (len(list(folder.glob(pattern))) for pattern in ("kernels/*.so", "verified/*.json"))
     found = f"{count(libraries, 'compiled kernel')}, {count(checked, 'file')} of checked GPUs"

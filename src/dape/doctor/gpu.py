@@ -1,4 +1,4 @@
-"""``dape doctor --gpu``: the self-check of the Triton kernels for many classes of calls, and attention as a whole."""
+"""``dape doctor --gpu``: the self-check of the Triton kernels for many shape classes, and whole calls of attention."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -12,7 +12,7 @@ from dape.ops.attention.triton_kernels.shape_class import NAMES, ShapeClass
 from dape.ops.attention.triton_kernels.trust import recheck
 
 SHAPES = [(12, 1, 64, 32), (16, 1, 64, 32), (8, 1, 32, 64), (32, 1, 80, 32), (32, 4, 128, 32)]
-"""Heads, how many share a key head, width, hidden units: the paper's models, the encoder of `dape che`, and a large
+"""Heads, query heads per key head, width, hidden units: the paper's models, the encoder of `dape che`, and a large
 model with grouped heads."""
 KINDS = [
     {"tables": True, "causal": True, "padding": False},
@@ -22,11 +22,11 @@ KINDS = [
 ]
 ENCODINGS = ("kerple", "dape-kerple", "dape-nope", "fire", "dape-fire")
 CALLS = [(12, 12, 64, 200, 200), (8, 2, 80, 75, 301), (16, 16, 128, 64, 64), (32, 8, 128, 70, 70), (12, 4, 64, 1, 2000)]
-"""Heads, key heads, width, queries, keys of whole calls of attention."""
+"""Heads, key heads, width, queries and keys of whole calls of attention."""
 
 
 def classes() -> list[ShapeClass]:
-    """With f and without."""
+    """All shape classes to check, each with f and without."""
     found = []
     for dtype, (heads, group, width, hidden), kind in product(NAMES.values(), SHAPES, KINDS):
         for units in (hidden, 0):
@@ -38,7 +38,7 @@ def classes() -> list[ShapeClass]:
 
 
 def examine(gpu: torch.device, say: Callable[[str], None]) -> Iterator[Section]:
-    """Sections about a GPU, one after the other; ``say`` hears what is being done. Outcomes are remembered."""
+    """Yield the sections about a GPU; ``say`` is called with what happens next. Outcomes go into the cache."""
     yield _checked(gpu, say)
     for dtype in NAMES:
         name = str(dtype).removeprefix("torch.")

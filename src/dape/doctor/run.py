@@ -1,4 +1,4 @@
-"""The examination: all sections, and the report of them."""
+"""All sections of ``dape doctor``, and the report with them."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from dape.provenance import provenance
 
 
 def examine() -> Iterator[Section]:
-    """One after the other, so that the first can be read while the last is computed."""
+    """Yield the sections one by one: the first can be read while the last is computed."""
     yield facts.versions()
     yield facts.devices()
     yield facts.kernels()
@@ -21,7 +21,7 @@ def examine() -> Iterator[Section]:
 
 
 def examine_gpus(say: Callable[[str], None]) -> Iterator[Section]:
-    """What can be told of the machine, then every GPU, one of each kind. Nothing without a GPU."""
+    """Yield facts about the machine, then sections about one GPU of each kind. Without a GPU, yield nothing."""
     kinds = {facts.describe(device): device for device in reversed(facts.gpus())}
     if kinds:
         yield facts.versions()
@@ -32,7 +32,7 @@ def examine_gpus(say: Callable[[str], None]) -> Iterator[Section]:
 
 
 def write_report(file: Path, sections: Sequence[Section]) -> list[Path]:
-    """The text into ``file``, the same for programs into ``file.json``."""
+    """Write the text into ``file`` and JSON into ``file.json``."""
     content = {"ok": all(each.ok for each in sections), "sections": [each.as_json() for each in sections]}
     beside = json_file(file)
     write_text(file, "\n\n".join(each.as_text() for each in sections) + "\n")

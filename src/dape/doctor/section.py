@@ -1,4 +1,4 @@
-"""A part of the doctor's report: named facts, as text and for other programs. No torch here."""
+"""A section of the doctor's report: named facts, as text and as JSON. No torch here."""
 
 import textwrap
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ class Line:
     name: str
     value: str
     ok: bool = True
-    """False fails the examination."""
+    """False: ``dape doctor`` fails."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,20 @@ class Section:
 
 
 def section(title: str, lines: Iterable[Line | tuple[str, str]]) -> Section:
-    """Of lines, or of pairs of a name and a value."""
+    """Make a section from lines, or from pairs of a name and a value."""
     return Section(title, tuple(line if isinstance(line, Line) else Line(*line) for line in lines))
 
 
 def json_file(report: Path) -> Path:
-    """Where a report stands for other programs: beside its text."""
+    """The JSON file of a report; it lies beside the text."""
     return report.with_name(f"{report.name}.json")
 
 
 def _wrapped(line: Line) -> str:
-    """Within :data:`WIDTH` columns, whatever is in it: a path that is longer than a line is broken."""
+    """At most :data:`WIDTH` columns: a path that is longer than a line is broken."""
     indent = " " * (NAME_WIDTH + 4)
     name = f"  {line.name:<{NAME_WIDTH}}  "
+    above = f"{name.rstrip()[:WIDTH]}\n" if len(name) > len(indent) else ""
     value = line.value if line.ok else f"FAILED: {line.value}"
-    if len(name) > len(indent):
-        return f"{name.rstrip()[:WIDTH]}\n" + textwrap.fill(
-            value, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-        )
-    return textwrap.fill(value, WIDTH, initial_indent=name, subsequent_indent=indent, break_on_hyphens=False)
+    first = indent if above else name
+    return above + textwrap.fill(value, WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
