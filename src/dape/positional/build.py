@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from typing import Any
+from typing import Any, Unpack, get_args, get_origin
 
 from dape.positional.base import AttentionDims, PositionalEncoding, require_count
 from dape.positional.catalogue import find
@@ -72,9 +72,16 @@ def build(
 
 
 def options_of(encoding: type[PositionalEncoding]) -> dict[str, inspect.Parameter]:
-    """The keyword options of an encoding, read off its constructor."""
-    parameters = inspect.signature(encoding.__init__).parameters
-    return {n: p for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY and n != "draw"}
+    """The keyword options of an encoding, read off its constructor: those it names, and those of its parent that
+    ``**options: Unpack[...]`` says it hands on."""
+    parameters = inspect.signature(encoding.__init__).parameters.values()
+    named = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "draw"}
+    handed_on = [p.annotation for p in parameters if p.kind is p.VAR_KEYWORD and get_origin(p.annotation) is Unpack]
+    if not handed_on:
+        return named
+    owner = next(place for place, parent in enumerate(encoding.__mro__) if "__init__" in vars(parent))
+    inherited, names = options_of(encoding.__mro__[owner + 1]), get_args(handed_on[0])[0].__annotations__
+    return {name: inherited[name] for name in names} | named
 
 
 def _share_options(

@@ -6,6 +6,8 @@ partial: only the first ``fraction`` of the channels is turned, d being their nu
 pi: rope with p / s, where s = evaluated length / training length once that exceeds 1.
 """
 
+from typing import TypedDict, Unpack
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -18,6 +20,23 @@ Turn = tuple[Float[Tensor, "*#b t c"], Float[Tensor, "*#b t c"]]
 """Cosine and sine of every channel pair's angle, times a factor."""
 Spectrum = tuple[Float[Tensor, "..."], Float[Tensor, "..."] | float]
 """Angle per step of every channel pair, and a factor on the rotated vectors; both broadcast over [*b, t, pair]."""
+
+
+class Pairing(TypedDict, total=False):
+    """Options of every rotation, handed on to :class:`Rope` (:func:`dape.positional.build.options_of` follows them)."""
+
+    base: float
+    interleaved: bool
+
+
+class RopeOptions(Pairing, total=False):
+    fraction: float
+
+
+class StretchOptions(RopeOptions, total=False):
+    """Options of the rotations that follow the length, handed on to :class:`PositionInterpolation`."""
+
+    scale: float | None
 
 
 def rotate_pairs(x: Float[Tensor, "*b h t d"], turn: Turn, *, interleaved: bool) -> Float[Tensor, "*b h t d"]:
@@ -64,6 +83,11 @@ class Rope(PositionalEncoding):
             q_turn = _turn(grid.q_pos, q_spectrum, dtype)
         return self._turned(q, q_turn), self._turned(k, k_turn)
 
+    def turned_at(self, x: Float[Tensor, "*b h t d"], positions: Int[Tensor, "*#b t"]) -> Float[Tensor, "*b h t d"]:
+        """Queries or keys at these positions, whatever a grid says."""
+        spectrum = (self.frequencies(positions.device, torch.float64), 1.0)
+        return self._turned(x, _turn(positions, spectrum, accumulation_dtype(x.dtype)))
+
     def _turned(self, x: Float[Tensor, "*b h t d"], turn: Turn) -> Float[Tensor, "*b h t d"]:
         if self.width == x.shape[-1]:
             return rotate_pairs(x, turn, interleaved=self.interleaved)
@@ -84,26 +108,16 @@ class Rope(PositionalEncoding):
 
 
 class Partial(Rope):
-    def __init__(
-        self, dims: AttentionDims, *, base: float = 10000.0, interleaved: bool = False, fraction: float = 0.5
-    ) -> None:
-        super().__init__(dims, base=base, interleaved=interleaved, fraction=fraction)
+    def __init__(self, dims: AttentionDims, *, fraction: float = 0.5, **pairing: Unpack[Pairing]) -> None:
+        super().__init__(dims, fraction=fraction, **pairing)
 
 
 class PositionInterpolation(Rope):
     """Without ``scale`` the stretch follows the longest position of a token's own document. With a KV cache that stores
     rotated keys it must not change while the sequence grows: fix it."""
 
-    def __init__(
-        self,
-        dims: AttentionDims,
-        *,
-        base: float = 10000.0,
-        interleaved: bool = False,
-        fraction: float = 1.0,
-        scale: float | None = None,
-    ) -> None:
-        super().__init__(dims, base=base, interleaved=interleaved, fraction=fraction)
+    def __init__(self, dims: AttentionDims, *, scale: float | None = None, **rope: Unpack[RopeOptions]) -> None:
+        super().__init__(dims, **rope)
         if scale is not None and require_positive("scale", scale) < 1:
             raise ValueError(f"scale is how many times longer inputs may be than in training: 1 or more, got {scale}")
         self.scale = scale

@@ -11,30 +11,22 @@ proportional   p-RoPE (Barbero et al., 2024): only the fastest ``fraction`` of t
 
 import math
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from dape.positional.base import AttentionDims, require_positive
-from dape.positional.rope import PositionInterpolation, Rope, Spectrum
+from dape.positional.rope import Pairing, PositionInterpolation, Rope, RopeOptions, Spectrum, StretchOptions
 
 FACTOR = 8.0
 """Llama 3.1's."""
 
 
 class DynamicNtk(PositionInterpolation):
-    def __init__(
-        self,
-        dims: AttentionDims,
-        *,
-        base: float = 10000.0,
-        interleaved: bool = False,
-        fraction: float = 1.0,
-        scale: float | None = None,
-        factor: float = 2.0,
-    ) -> None:
-        super().__init__(dims, base=base, interleaved=interleaved, fraction=fraction, scale=scale)
+    def __init__(self, dims: AttentionDims, *, factor: float = 2.0, **options: Unpack[StretchOptions]) -> None:
+        super().__init__(dims, **options)
         self.factor = _at_least_one("factor", factor)
         if self.width < 4:
             raise ValueError(f"a base that grows by s^(d/(d-2)) needs at least 4 channels that turn, got {self.width}")
@@ -48,16 +40,8 @@ class DynamicNtk(PositionInterpolation):
 class Ntk(DynamicNtk):
     """``scale`` fixes the stretch (static); without it, it follows the length."""
 
-    def __init__(
-        self,
-        dims: AttentionDims,
-        *,
-        base: float = 10000.0,
-        interleaved: bool = False,
-        fraction: float = 1.0,
-        scale: float | None = None,
-    ) -> None:
-        super().__init__(dims, base=base, interleaved=interleaved, fraction=fraction, scale=scale, factor=1.0)
+    def __init__(self, dims: AttentionDims, **options: Unpack[StretchOptions]) -> None:
+        super().__init__(dims, factor=1.0, **options)
 
 
 class Llama3(Rope):
@@ -65,19 +49,15 @@ class Llama3(Rope):
         self,
         dims: AttentionDims,
         *,
-        base: float = 10000.0,
-        interleaved: bool = False,
-        fraction: float = 1.0,
         factor: float = FACTOR,
         low_freq_factor: float = 1.0,
         high_freq_factor: float = 4.0,
+        **rope: Unpack[RopeOptions],
     ) -> None:
-        super().__init__(dims, base=base, interleaved=interleaved, fraction=fraction)
+        super().__init__(dims, **rope)
         self.factor = _at_least_one("factor", factor)
-        self.low, self.high = (
-            require_positive("low_freq_factor", low_freq_factor),
-            require_positive("high_freq_factor", high_freq_factor),
-        )
+        self.low = require_positive("low_freq_factor", low_freq_factor)
+        self.high = require_positive("high_freq_factor", high_freq_factor)
         if self.low >= self.high:
             raise ValueError(f"low_freq_factor={self.low:g} must be below high_freq_factor={self.high:g}")
 
@@ -96,15 +76,13 @@ class LongRope(PositionInterpolation):
         self,
         dims: AttentionDims,
         *,
-        base: float = 10000.0,
-        interleaved: bool = False,
-        fraction: float = 1.0,
         short_factor: Sequence[float] | None = None,
         long_factor: Sequence[float] | None = None,
         factor: float = FACTOR,
         attention_factor: float | None = None,
+        **rope: Unpack[RopeOptions],
     ) -> None:
-        super().__init__(dims, base=base, interleaved=interleaved, fraction=fraction)
+        super().__init__(dims, **rope)
         pairs, self.factor = self.width // 2, _at_least_one("factor", factor)
         if long_factor is None:
             long_factor = [self.factor ** (m / max(1, pairs - 1)) for m in range(pairs)]
@@ -122,15 +100,9 @@ class LongRope(PositionInterpolation):
 
 class Proportional(Rope):
     def __init__(
-        self,
-        dims: AttentionDims,
-        *,
-        base: float = 10000.0,
-        interleaved: bool = False,
-        fraction: float = 0.75,
-        factor: float = 1.0,
+        self, dims: AttentionDims, *, fraction: float = 0.75, factor: float = 1.0, **pairing: Unpack[Pairing]
     ) -> None:
-        super().__init__(dims, base=base, interleaved=interleaved)
+        super().__init__(dims, **pairing)
         if not 0 < require_positive("fraction", fraction) <= 1:
             raise ValueError(f"fraction is how many of the pairs turn, at most 1 for all; got {fraction}")
         self.turning, self.factor = int(fraction * dims.head_dim // 2), _at_least_one("factor", factor)

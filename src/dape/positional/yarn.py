@@ -8,13 +8,14 @@ w'_m = w_m (1 - ramp_m) + (w_m / s) ramp_m,   q and k are multiplied by 0.1 ln s
 """
 
 import math
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from dape.positional.base import AttentionDims, require_positive
-from dape.positional.rope import PositionInterpolation, Spectrum
+from dape.positional.rope import PositionInterpolation, Spectrum, StretchOptions
 
 
 def yarn_ramp_bounds(
@@ -35,23 +36,20 @@ class Yarn(PositionInterpolation):
         self,
         dims: AttentionDims,
         *,
-        base: float = 10000.0,
-        interleaved: bool = False,
-        fraction: float = 1.0,
-        scale: float | None = None,
         beta_fast: float = 32.0,
         beta_slow: float = 1.0,
         attention_factor: float | None = None,
         truncate: bool = True,
+        **options: Unpack[StretchOptions],
     ) -> None:
-        super().__init__(dims, base=base, interleaved=interleaved, fraction=fraction, scale=scale)
+        super().__init__(dims, **options)
         for name, beta in (("beta_fast", beta_fast), ("beta_slow", beta_slow)):
             require_positive(name, beta)
         if attention_factor is not None:
             require_positive("attention_factor", attention_factor)
         self.attention_factor = attention_factor
         betas = (beta_fast, beta_slow)
-        self.low, self.high = yarn_ramp_bounds(self.width, dims.train_length, base, *betas, truncate=truncate)
+        self.low, self.high = yarn_ramp_bounds(self.width, dims.train_length, self.base, *betas, truncate=truncate)
 
     def stretched(self, s: Float[Tensor, "*b #t 1"]) -> Spectrum:
         plain = self.frequencies(s.device, s.dtype)
