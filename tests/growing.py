@@ -1,7 +1,11 @@
 """Encodings whose rotations depend on how long a text is: what was computed earlier is not what a later pass finds."""
 
-GROWING = ("pi", "yarn", "ntk", "dynamic", "longrope")
+from dape.positional.names import parse
+
+GROWING = {name: {"scale": 4.0} for name in ("pi", "yarn", "ntk", "dynamic")}
+GROWING |= {"longrope": {"long_factor": (1.0,) * 4}, "self-extend": {"group": 3}}
+"""With options that stop it, for heads of eight channels."""
 
 
 def stretch_grows(name: str) -> bool:
-    return name.split("-")[-1] in GROWING
+    return parse(name).base in GROWING

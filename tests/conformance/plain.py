@@ -247,6 +247,79 @@ class DapeV2Kerple(nn.Module):
         return scores + bias + self.second(hidden.tril() if causal else hidden)
 
 
+def turned(x, position, base=10000.0):
+    """One vector of every head, its pairs of channels as complex numbers."""
+    half = x.shape[-1] // 2
+    z = torch.complex(x[..., :half], x[..., half:])
+    angles = torch.tensor([position * base ** (-2 * m / x.shape[-1]) for m in range(half)], dtype=torch.float64)
+    z = z * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([z.real, z.imag], dim=-1)
+
+
+def at_lags(q, k, lag_of):
+    """Only the query is turned, by the lag."""
+    rows = []
+    for i in range(q.shape[2]):
+        keys = [(turned(q[0, :, i], lag_of(i, j)) * k[0, :, j]).sum(-1) for j in range(k.shape[2])]
+        rows.append(torch.stack(keys, dim=-1))
+    return torch.stack(rows, dim=1).unsqueeze(0) / math.sqrt(q.shape[-1])
+
+
+class ReRope:
+    def __init__(self, window):
+        self.window = window
+
+    def __call__(self, q, k):
+        return at_lags(q, k, lambda i, j: min(i - j, self.window))
+
+
+class SelfExtend:
+    def __init__(self, window, group):
+        self.window, self.group = window, group
+
+    def lag(self, i, j):
+        if i - j < self.window:
+            return i - j
+        return i // self.group - j // self.group + self.window - self.window // self.group
+
+    def __call__(self, q, k):
+        return at_lags(q, k, self.lag)
+
+
+class TalkingHeads(nn.Module):
+    def __init__(self, num_heads):
+        super().__init__()
+        self.mix = nn.Parameter(torch.zeros(num_heads, num_heads))
+
+    def forward(self, scores):
+        own = self.mix + torch.eye(len(self.mix), dtype=self.mix.dtype)
+        return torch.stack([sum(own[h, g] * scores[:, g] for g in range(len(own))) for h in range(len(own))], dim=1)
+
+
+class MultiToken(nn.Module):
+    """Key by key and head by head, over scores that stop at the query."""
+
+    def __init__(self, num_heads, kernel):
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(num_heads, kernel))
+        self.mix = nn.Parameter(torch.zeros(num_heads, 2))
+
+    def forward(self, q, k, causal=True):
+        # float64 masks: of scores that are hidden nothing is left.
+        a = at_lags(q, k, lambda i, j: i - j)[0]
+        shown = a.tril() if causal else a
+        taps, keys = self.theta.shape[1], a.shape[-1]
+        near = []
+        for h in range(len(a)):
+            columns = []
+            for j in range(keys):
+                there = [(t, j + t - taps // 2) for t in range(taps) if 0 <= j + t - taps // 2 < keys]
+                columns.append(a[h, :, j] + sum(self.theta[h, t] * shown[h, :, n] for t, n in there))
+            near.append(torch.stack(columns, dim=-1))
+        out = [near[h] + sum(self.mix[h, g] * near[h // 2 * 2 + g] for g in range(2)) for h in range(len(a))]
+        return torch.stack(out).unsqueeze(0)
+
+
 class Fox(nn.Module):
     """Called with queries, keys and what enters the layer; every sum of gates in a loop of its own."""
 
@@ -284,6 +357,10 @@ class Inkling(nn.Module):
 
 
 RIGHT = {
+    "rerope": (ReRope, {}),
+    "self-extend": (SelfExtend, {}),
+    "talking-heads": (TalkingHeads, {}),
+    "multi-token": (MultiToken, {}),
     "fox": (Fox, {}),
     "inkling": (Inkling, {}),
     "nope": (nope, {}),

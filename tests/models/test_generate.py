@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.growing import stretch_grows
+from tests.growing import GROWING
 from tests.thinned import few
 
 from dape.models.cache import Cache
@@ -12,6 +12,7 @@ from dape.models.config import DecoderConfig
 from dape.models.decoder import DecoderLM
 from dape.models.generate import Sampling, choose, generate
 from dape.positional.catalogue import encodings
+from dape.positional.names import parse
 from dape.positional.rope import Rope
 
 VOCABULARY, TRAIN_LENGTH = 13, 8
@@ -43,8 +44,7 @@ def prompt() -> torch.Tensor:
 
 @pytest.mark.parametrize("name", few(12, NAMES))
 def test_cached_equals_uncached_beyond_the_training_length(name, prompt):
-    options = {"encoding_options": {"scale": 4.0}} if stretch_grows(name) else {}
-    model = tiny(name, **options)
+    model = tiny(name, encoding_options=GROWING.get(parse(name).base, {}))
     for sampling in (Sampling(temperature=0), Sampling(temperature=1.3, top_k=9, top_p=0.95)):
         cached, whole = (texts(model, prompt, 12, sampling=sampling, cached=c) for c in (True, False))
         assert cached.shape == (2, 12) and torch.equal(cached, whole)

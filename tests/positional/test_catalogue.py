@@ -11,6 +11,7 @@ from dape.positional import catalogue
 ROTATIONS = ["rope", "partial", "pi", "yarn", "ntk", "dynamic", "llama3", "longrope", "proportional"]
 UNDER_DAPE = ["nope", *ROTATIONS, "t5", "alibi", "kerple", "kerple-power", "sandwich", "fire", "fox", "inkling"]
 BASES = [*UNDER_DAPE, "sinusoidal", "learned", "transformer-xl", "cope"]
+BASES += ["rerope", "self-extend", "talking-heads", "multi-token"]
 PROMISED = {*BASES, *(f"{p}-{b}" for b in UNDER_DAPE for p in ("dape", "dape-v2"))}
 SHIPPED = set(dape.encodings())  # at import, before any test registers its own
 
@@ -56,6 +57,8 @@ def test_which_encodings_allow_dape_and_both_directions():
         "cope",
         "fox",
         "inkling",
+        "rerope",
+        "self-extend",
     }
 
 

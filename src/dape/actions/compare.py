@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 METHODS = ("rope", "alibi", "kerple", "fire", "dape-alibi", "dape-kerple", "dape-fire")
 FIELD = (
-    *("nope", "rope", "yarn", "dynamic", "proportional", "logn-rope", "sink-rope"),
-    *("t5", "alibi", "kerple", "fire", "fox", "inkling", "transformer-xl", "cope"),
+    *("nope", "rope", "yarn", "dynamic", "proportional", "rerope", "self-extend", "logn-rope", "sink-rope"),
+    *("t5", "alibi", "kerple", "fire", "fox", "inkling", "transformer-xl", "cope", "talking-heads", "multi-token"),
     *("dape-nope", "dape-rope", "dape-alibi", "dape-kerple", "dape-fire", "dape-fox", "dape-v2-kerple"),
 )
 """One or more of every family: what adapts to content, what only has freedom in the distance, what neither."""

@@ -38,6 +38,14 @@ OF_BASE = {
     " that the key itself has bias 0.",
     "inkling": "entering [t, m] is x; r = x w_r^T, head by head; B = 0 from lag extent on; A and B are both multiplied"
     " by 1 + 0.1 ln(max(1, (i + 1) / train_length)).",
+    "rerope": "q and k are not turned yet; the lag that the rotation of rope sees is i - j below `window`, `window`"
+    " itself from there on.",
+    "self-extend": "q and k are not turned yet; below `window` the lag is i - j, from there on floor(i / group) -"
+    " floor(j / group) + window - floor(window / group).",
+    "talking-heads": "logits_h = A_h + sum_g mix[h, g] A_g, hidden cells included; before softmax only.",
+    "multi-token": "After rope: near = A + sum_t theta[h, t] A(i, j + t - kernel // 2) with hidden A and A beyond the"
+    " ends set to 0 (cross-correlation, as torch); logits_h = near_h + sum_g mix[h, g] near of the g-th head of h's"
+    " group of 2 neighbouring heads. theta and mix come on top of the identity.",
     "transformer-xl": "s(i - j) in halves layout, width h d; causal: at i - j, without mask: at j - i.",
     "cope": "Gates sigmoid(A) of visible keys; the count includes the key itself; q E is not divided by sqrt(d).",
 }

@@ -39,15 +39,19 @@ def write(path: Path, name: str, cases: Sequence[Case]) -> None:
     for case in cases:
         for key, value in _tensors(case).items():
             tensors[f"{case.name}/{key}"] = value
-    about = {
+    with replacing(path) as temporary:
+        write_tensors(tensors, temporary, {"about": json.dumps(description(name, cases), indent=1)})
+
+
+def description(name: str, cases: Sequence[Case]) -> dict[str, Any]:
+    """What a file of these cases says of itself."""
+    return {
         "format": FORMAT,
         "encoding": name,
         "equation": find(name).equation,
         "conventions": conventions_of(name),
         "cases": {case.name: _facts(case) for case in cases},
     }
-    with replacing(path) as temporary:
-        write_tensors(tensors, temporary, {"about": json.dumps(about, indent=1)})
 
 
 def _tensors(case: Case) -> dict[str, Tensor]:

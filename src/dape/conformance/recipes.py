@@ -48,6 +48,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "learned": {"max_positions": 24},
     "fire": {"mlp_width": 6},
     "inkling": {"rank": 3, "extent": 6},
+    "multi-token": {"kernel": 3},
+    "rerope": {"window": 2},
+    "self-extend": {"window": 3, "group": 2},
 }
 WRAPPER_OPTIONS = {"dape-": {"hidden": 6}, "dape-v2-": {"hidden": 4}}
 """Small networks. Whatever is not named here has the catalogue's default."""

@@ -69,6 +69,10 @@ _LINES = [
     Entry("fire", "fire:Fire", "bias", "A + MLP(psi(i-j) / psi(max(L, i)))", "MLP 1-32-h, c, L", "depends on L", dape=True),
     Entry("fox", "fox:Fox", "bias", "A + c_i - c_j, c = cumsum log sigmoid(w x + b)", "w (h, model), b (h)", "yes, forgets", bidirectional=False, dape=True, features=True),
     Entry("inkling", "inkling:Inkling", "bias", "t_i (A + (W_r x_i P)[i-j]), near", "W_r (16h, model), P (16, extent)", "unknown", bidirectional=False, dape=True, features=True),
+    Entry("rerope", "two_rotations:ReRope", "logits", "A at lag min(i-j, w)", "nothing", "untrained", bidirectional=False),
+    Entry("self-extend", "two_rotations:SelfExtend", "logits", "A at lag i//g - j//g + w - w//g from w on", "nothing", "untrained", bidirectional=False),
+    Entry("talking-heads", "talking_heads:TalkingHeads", "logits", "A + M A over heads", "M (h, h)", "unknown"),
+    Entry("multi-token", "multi_token:MultiToken", "rotate, logits", "conv over keys and heads of rope's A", "theta (h, 11), M (h, 2)", "unknown"),
     Entry("transformer-xl", "transformer_xl:TransformerXL", "logits", "A + [u k + (q+v) W s(i-j)] / sqrt(d)", "u, v (h, d), W (hd, hd)", "fairly"),
     Entry("cope", "cope:Cope", "logits", "A + q E[sum of gates]", "E (d, 64)", "poorly", bidirectional=False),
 ]  # fmt: skip

@@ -94,6 +94,19 @@ def test_decoding_with_tables():
             torch.testing.assert_close(out, whole[:, :, t - 1 : t], rtol=1e-4, atol=1e-5)
 
 
+def test_a_gpu_computes_them_in_tiles(monkeypatch):
+    """The choice alone, for which no GPU is needed."""
+    from dape.ops.attention import operator
+    from dape.ops.attention.engines.catalogue import ENGINES
+
+    monkeypatch.setattr(operator, "_first_engine", lambda q: ENGINES["triton"])
+    q, grid = torch.randn(1, HEADS, 9, WIDTH), dape.Grid.of_length(9, 9, causal=True)
+    for name in ("sink-kerple", "sink-dape-kerple"):
+        choice = operator.choose(q, q, q, grid, make(name).score_form(), "auto", sinks=True)
+        assert (choice.impl, choice.kernel) == ("blocked", "lag tables")
+        assert choice.reason.endswith("its kernels know no sinks")
+
+
 def test_explained_and_refused():
     q = torch.randn(1, HEADS, 9, WIDTH)
     with pytest.raises(ValueError, match="without sinks"):

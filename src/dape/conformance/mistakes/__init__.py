@@ -3,12 +3,13 @@ family.
 
 A mistake that explains what an implementation gives, to rounding, is named in the verdict."""
 
-from dape.conformance.mistakes import adaptive, biases, embeddings, gates, lags, rotary
+from dape.conformance.mistakes import adaptive, biases, embeddings, gates, lags, neighbours, rotary
 from dape.conformance.mistakes.base import Mistake, Setting
 
 __all__ = ["MISTAKES", "Mistake", "Setting", "mistakes_of"]
 
-MISTAKES: list[Mistake] = [m for family in (lags, biases, gates, rotary, adaptive, embeddings) for m in family.MISTAKES]
+FAMILIES = (lags, biases, gates, rotary, neighbours, adaptive, embeddings)
+MISTAKES: list[Mistake] = [m for family in FAMILIES for m in family.MISTAKES]
 
 
 def mistakes_of(name: str) -> list[Mistake]:

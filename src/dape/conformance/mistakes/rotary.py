@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from dape.conformance.mistakes.base import Family, Setting
+from dape.ops.attention.reference import scaled_scores
 from dape.positional.angles import angles
 from dape.positional.rope import PositionInterpolation, Rope, rotate_pairs
+from dape.positional.two_rotations import SelfExtend, TwoRotations
 from dape.positional.yarn import Yarn
 
 mistake = MISTAKES = Family()
@@ -141,3 +143,74 @@ def ramp_reversed(s: Setting) -> Tensor:
 def cut_instead_of_ramp(s: Setting) -> Tensor:
     ramp = (_ramp(s) > 0).double()
     return _turned(s, _plain(s) * (1 - ramp) + _plain(s) / _stretch(s) * ramp)
+
+
+# Two rotations -------------------------------------------------------------------------------------------------------
+
+
+def _merged(s: Setting, q_far: Tensor, k_far: Tensor, *, window: int | None = None) -> Tensor:
+    """The logits with other positions from the window on."""
+    assert isinstance(s.base, TwoRotations)
+    (q, k), rope = s.raw, s.base.rope
+    near = scaled_scores(rope.turned_at(q, s.case.q_pos), rope.turned_at(k, s.case.k_pos))
+    far = scaled_scores(rope.turned_at(q, q_far), rope.turned_at(k, k_far))
+    is_near = s.case.lag < (s.base.window if window is None else window)
+    return torch.where(is_near, near, far).squeeze(0)
+
+
+@mistake("rerope", "self-extend", says="only one rotation: this is plain rope")
+def near_everywhere(s: Setting) -> Tensor:
+    return _merged(s, s.case.q_pos, s.case.k_pos)
+
+
+@mistake("rerope", "self-extend", says="the window is missing: near keys have the far rotation, too")
+def far_everywhere(s: Setting) -> Tensor:
+    assert isinstance(s.base, TwoRotations)
+    return _merged(s, *s.base.far_positions(s.case.grid), window=0)
+
+
+@mistake("rerope", says="far keys are at lag window - 1; from the window on they are at lag window")
+def one_before_the_window(s: Setting) -> Tensor:
+    assert isinstance(s.base, TwoRotations)
+    return _merged(s, torch.full_like(s.case.q_pos, s.base.window - 1), torch.zeros_like(s.case.k_pos))
+
+
+@mistake("rerope", says="far keys are not rotated at all: at lag 0, not window")
+def far_keys_at_lag_0(s: Setting) -> Tensor:
+    return _merged(s, torch.zeros_like(s.case.q_pos), torch.zeros_like(s.case.k_pos))
+
+
+def _grouped(s: Setting) -> tuple[Tensor, Tensor, int, int]:
+    """Positions of queries and keys in groups, without the shift; window and group."""
+    assert isinstance(s.base, SelfExtend) and s.base.group is not None
+    group = s.base.group
+    return s.case.q_pos // group, s.case.k_pos // group, s.base.window, group
+
+
+@mistake("self-extend", says="far queries are not moved by window - floor(window / group): lags begin anew there")
+def groups_not_moved(s: Setting) -> Tensor:
+    q_far, k_far, _, _ = _grouped(s)
+    return _merged(s, q_far, k_far)
+
+
+@mistake("self-extend", says="the window ends one lag late: near are lags below `window`, not up to it")
+def window_too_wide(s: Setting) -> Tensor:
+    q_far, k_far, window, group = _grouped(s)
+    return _merged(s, q_far + window - window // group, k_far, window=window + 1)
+
+
+@mistake("self-extend", says="the lag is grouped; positions are, so that floor(i / g) - floor(j / g) counts")
+def lags_grouped(s: Setting) -> Tensor:
+    _, _, window, group = _grouped(s)
+    moved = window - window // group
+    rows = [_merged_row(s, row, s.case.lag[row] // group + moved) for row in range(len(s.case.q_pos))]
+    near = _merged(s, s.case.q_pos, s.case.k_pos)
+    return torch.where(s.case.lag < window, near, torch.cat(rows, dim=-2))
+
+
+def _merged_row(s: Setting, row: int, lag: Tensor) -> Tensor:
+    """One query with every key at a lag of its own."""
+    assert isinstance(s.base, TwoRotations)
+    (q, k), rope = s.raw, s.base.rope
+    turned = rope.turned_at(k, -lag)
+    return scaled_scores(rope.turned_at(q[..., row : row + 1, :], torch.zeros(1, dtype=torch.long)), turned).squeeze(0)
