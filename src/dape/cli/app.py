@@ -1,7 +1,7 @@
-"""The ``dape`` command: parse, run, and turn failures into messages and exit codes.
+"""The ``dape`` command: parse arguments, run a command, turn failures into messages and exit codes.
 
-Exit codes: 0 done, 1 failed, 2 the command line was wrong, 130 interrupted, 141 the reader of a pipe went away.
-Nothing here imports torch; a command does so when it runs.
+Exit codes: 0 success, 1 failure, 2 invalid arguments, 130 interrupted, 141 standard output is a closed pipe.
+Nothing here imports torch; commands import it when they run.
 """
 
 import contextlib
@@ -45,43 +45,43 @@ VERBOSITY: dict[str, Verbosity] = {"-q": "quiet", "--quiet": "quiet", "-v": "ver
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``dape`` with the given arguments (the process's own by default) and return the exit code."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError):  # replaced streams, as in notebooks, may lack it
+        with contextlib.suppress(AttributeError):  # the streams of notebooks lack reconfigure
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
-    return answered(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
+    return exit_code_of(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
 
 
-def answered(work: Callable[[], int]) -> int:
-    """The exit code of ``work()``, or a message and the code of what it raises."""
+def exit_code_of(work: Callable[[], int]) -> int:
+    """Call ``work`` and return its exit code. An expected exception becomes a message and the exit code for it."""
     try:
         code = work()
-        sys.stdout.flush()  # now: at interpreter exit a closed pipe could no longer be caught
+        sys.stdout.flush()  # a closed pipe raises here; at interpreter exit it could not be caught
         return code
     except BrokenPipeError:
-        # `dape list | head`: nobody reads on. Python would complain again when it closes stdout, hence the detour.
+        # As in `dape list | head`. Python flushes stdout again when it exits, so stdout must lead somewhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt as error:
         return _fail(error, 130, message="interrupted")
     except UsageError as error:
         return _fail(error, 2)
-    except UnicodeEncodeError as error:  # bytes that are not text reach a program as lone surrogates
+    except UnicodeEncodeError as error:  # Python decodes arguments that are not UTF-8 as lone surrogates
         return _fail(error, 2, message=f"{error.object[:40]!r}: is not text in UTF-8")
     except (ValueError, TypeError, OSError, MemoryError) as error:
-        # A name that no file can have was typed; what else the system refuses may be its own trouble.
+        # A name too long for a file is an invalid argument. Other errors of the system count as failures.
         return _fail(error, 2 if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG else 1)
     except RuntimeError as error:
-        # Torch reports a lack of memory so; any other RuntimeError is our mistake and deserves its traceback.
+        # Torch raises it when memory runs out. Any other RuntimeError is a bug of ours: keep the traceback.
         if not re.search(r"memory|storage size", str(error), re.IGNORECASE):
             raise
         return _fail(error, 1, message=f"not enough memory: {str(error).splitlines()[0]}")
 
 
 def _fail(error: BaseException, code: int, message: str | None = None) -> int:
-    """One line for the user; the traceback is for us, on request."""
+    """Print one line and return ``code``; with --verbose raise the error, for its traceback."""
     if os.environ.get("DAPE_DEBUG") == "1" or is_verbose():
         raise error
-    told = with_flags(message or str(error).strip() or type(error).__name__, [c.config for c in COMMANDS])
-    print(f"dape: {told}", file=sys.stderr)
+    text = with_flags(message or str(error).strip() or type(error).__name__, [c.config for c in COMMANDS])
+    print(f"dape: {text}", file=sys.stderr)
     if code == 1:
         print("(--verbose shows where)", file=sys.stderr)
     return code
@@ -95,11 +95,11 @@ def _dispatch(argv: list[str]) -> int:
         print(f"dape {__version__}")
         return 0
     _refuse_empty(argv)
-    argv = _with_default(argv)
+    argv = _with_runs_list(argv)
     words = list(takewhile(lambda word: not word.startswith("-"), argv))
     if argv[:1] == ["help"] or {"-h", "--help"} & set(argv):
         return _help(words[1:] if argv[:1] == ["help"] else words)
-    if words == argv and _begins_a_command(words):
+    if words == argv and _is_incomplete(words):
         with contextlib.redirect_stdout(sys.stderr):
             _help(words)
         return 2
@@ -108,7 +108,7 @@ def _dispatch(argv: list[str]) -> int:
     command = _chosen(argv, words)
     config = _parse(command, argv[len(command.words) :])
     check_limits(config)
-    kernels_mode()  # a mistake in the environment shows here, and not in a child process after hours
+    kernels_mode()  # refuses an invalid DAPE_KERNELS now, not hours later in a child process
     begin = time.monotonic()
     try:
         return command.run(config)
@@ -117,17 +117,19 @@ def _dispatch(argv: list[str]) -> int:
             tell(f"dape {__version__}: {command.name} took {time.monotonic() - begin:.1f} s")
 
 
-def _with_default(argv: list[str]) -> list[str]:
-    """`dape runs` lists them, as `dape runs DIR` does."""
+def _with_runs_list(argv: list[str]) -> list[str]:
+    """Turn `dape runs` and `dape runs DIR` into `dape runs list`, unless DIR looks like a mistyped command."""
+    if argv[:1] != ["runs"]:
+        return argv
     known = [command.words[1] for command in COMMANDS if command.words[0] == "runs"]
-    slip = len(argv) > 2 and difflib.get_close_matches(argv[1], known)
-    if argv[:1] == ["runs"] and not slip and argv[1:2] not in ([each] for each in [*known, "-h", "--help"]):
-        return ["runs", "list", *argv[1:]]
-    return argv
+    mistyped = len(argv) > 2 and difflib.get_close_matches(argv[1], known)
+    if mistyped or (len(argv) > 1 and argv[1] in [*known, "-h", "--help"]):
+        return argv
+    return ["runs", "list", *argv[1:]]
 
 
 def _help(words: list[str]) -> int:
-    """Of a command, of a group, or of dape."""
+    """Print the help of a command, of a group, or (no words) of dape."""
     for command in COMMANDS:
         if words[: len(command.words)] == command.words:
             print(command_help(command))
@@ -142,12 +144,12 @@ def _help(words: list[str]) -> int:
 
 
 def _refuse_empty(argv: list[str]) -> None:
-    """As of a shell's variable that is not set: an empty name of a file would mean the current folder."""
+    """Refuse empty arguments, such as "$RUN" when RUN is not set: an empty path would mean the current folder."""
     flag = "an argument"
     for word in argv:
         flag = word.partition("=")[0] if word.startswith("--") else flag
         if word in ("", f"{flag}="):
-            raise UsageError(f"{flag} is empty; is a variable of the shell not set?")
+            raise UsageError(f"{flag} is empty; is a shell variable not set?")
 
 
 def _chosen(argv: list[str], words: list[str]) -> Command:
@@ -169,7 +171,7 @@ def _no_command(words: list[str]) -> UsageError:
 
 
 def _parse(command: Command, typed: list[str]) -> object:
-    """The command's dataclass, filled in."""
+    """Parse the words after the command into its dataclass."""
     configs = {each.name: each.config for each in COMMANDS}
     argv = command.expand(typed) if command.expand is not None else typed
     if wrong := mistake(command.name, typed, configs):
@@ -178,7 +180,7 @@ def _parse(command: Command, typed: list[str]) -> object:
 
 
 def _completion(argv: list[str]) -> int:
-    """Tyro's scripts for shells, which know all commands."""
+    """Let tyro print the completion script of a shell, for all commands."""
     app, groups = SubcommandApp(), {}
     for command in COMMANDS:
         *group, name = command.words
@@ -193,17 +195,17 @@ def _completion(argv: list[str]) -> int:
     return 0
 
 
-def _begins_a_command(words: list[str]) -> bool:
-    """True for `dape` and `dape bench`, after which a command is still to be chosen."""
+def _is_incomplete(words: list[str]) -> bool:
+    """True for `dape` and for `dape bench`, which need another word."""
     return any(len(words) < len(c.words) and c.words[: len(words)] == words for c in COMMANDS)
 
 
 def _suggest(words: list[str]) -> str | None:
-    """The nearest command, unless the words name one already (then a flag was wrong, which tyro explains)."""
+    """The most similar command, if it is similar enough."""
 
-    def likeness(command: Command) -> float:
+    def similarity(command: Command) -> float:
         typed = " ".join(words[: len(command.words)])
         return difflib.SequenceMatcher(None, typed, command.name).ratio()
 
-    nearest = max(COMMANDS, key=likeness)
-    return nearest.name if 0.6 <= likeness(nearest) < 1 else None
+    nearest = max(COMMANDS, key=similarity)
+    return nearest.name if similarity(nearest) >= 0.6 else None

@@ -1,4 +1,4 @@
-"""``dape bench attention --figure``: the benchmark, and the figure, which a floor above it draws."""
+"""``dape bench attention --figure``. The benchmark may not import ``dape.report``, so the figure is drawn here."""
 
 from dape.bench.attention import AttentionBench, run
 from dape.bench.records import Results
@@ -6,7 +6,7 @@ from dape.bench.runner import say
 
 
 def bench_attention(config: AttentionBench) -> int:
-    """Returns the exit code of :func:`dape.bench.attention.run`."""
+    """Run the benchmark, draw its figure if asked for, and return the exit code."""
     figure = config.figure
     if figure is None:
         return run(config)

@@ -10,13 +10,13 @@ ONE_LINE_PER_ROW = 1000
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # rich would exit here; main() answers for all commands alike
+        raise BrokenPipeError  # rich would exit here; main() decides the exit code
 
 
 def open_console() -> Console:
-    """Standard output: as wide as the terminal, and without line breaks inside rows for grep or a file.
+    """Standard output, as wide as the terminal. In a file or a pipe each row stays on one line, for grep.
 
-    Colour follows NO_COLOR and FORCE_COLOR; COLUMNS overrides the width. All of this is rich's own doing.
+    rich itself reads NO_COLOR, FORCE_COLOR and COLUMNS (which overrides the width).
     """
     fixed_width = sys.stdout.isatty() or os.environ.get("COLUMNS")
     return _Console(width=None if fixed_width else ONE_LINE_PER_ROW)

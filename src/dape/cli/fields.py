@@ -1,7 +1,7 @@
-"""Names of arguments as flags, and flags whose values cannot be read by their type alone. No torch here.
+"""Flags for the arguments and settings of the library. No torch here.
 
-The library knows nothing of flags: its errors name arguments, in backticks, and :func:`with_flags` turns them into
-flags; its settings are plain dataclasses, and what tyro must know of their fields is said here.
+The library knows nothing of flags. Its errors name arguments in backticks, which :func:`with_flags` turns into flags.
+Its settings are plain dataclasses; what tyro must know about their fields stands here.
 """
 
 import json
@@ -17,26 +17,28 @@ from dape.reading import parse_json, parse_yaml, reading, short
 
 
 def flag_of(name: str) -> str:
-    """``train_length`` is typed as ``--train-length``."""
+    """``train_length`` becomes ``--train-length``."""
     return "--" + name.replace("_", "-")
 
 
 def with_flags(message: str, commands: Iterable[type], *, positional: bool = True) -> str:
-    """The message of an error, or help: what it has in backticks is written as a flag where it is an argument of a
-    command, or (if ``positional``) in capitals where commands take it without one."""
-    flags, bare = set(), set()
+    """Replace names in backticks in a message or a help text: arguments of ``commands`` become flags.
+
+    Positional arguments become capitals, unless ``positional`` is false. Other names stay as they are.
+    """
+    flags, positionals = set(), set()
     for command in commands:
         for name, is_positional in _arguments(command):
-            (bare if is_positional else flags).add(name)
+            (positionals if is_positional else flags).add(name)
 
     def typed(name: str) -> str:
-        return flag_of(name) if name in flags else name.upper() if positional and name in bare else f"`{name}`"
+        return flag_of(name) if name in flags else name.upper() if positional and name in positionals else f"`{name}`"
 
     return re.sub("(?<!`)`([a-z][a-z0-9_]*)`(?!`)", lambda found: typed(found[1]), message)
 
 
 def _arguments(kind: Any) -> Iterator[tuple[str, bool]]:
-    """The fields of a command's settings and of the sections in them, and which of them are positional."""
+    """The fields of a command and of its sections, and whether each is positional."""
     hints = get_type_hints(kind, include_extras=True)
     for each in fields(kind):
         hint = hints[each.name]
@@ -59,7 +61,7 @@ def _read(words: list[str]) -> dict[str, Any]:
 
 
 def _read_value(value: str, word: str) -> Any:
-    """JSON, which knows 1e-5, or else YAML, which needs no quotes."""
+    """Try JSON first, which reads 1e-5 as a number; then YAML, in which text needs no quotes."""
     try:
         return parse_json(value)
     except ValueError:
@@ -68,7 +70,7 @@ def _read_value(value: str, word: str) -> Any:
 
 
 def write_key_values(options: dict[str, Any]) -> list[str]:
-    """The words that ``_read`` turns into ``options``."""
+    """The inverse of ``_read``."""
     return [f"{name}={json.dumps(value)}" for name, value in options.items()]
 
 
@@ -81,7 +83,7 @@ KEY_VALUES = tyro.constructors.PrimitiveConstructorSpec(
 )
 """A dictionary of options as NAME=VALUE words."""
 
-# No flag for the vocabulary: the tokenizer of the data decides.
+# The vocabulary gets no flag: the tokenizer of the data determines it.
 DecoderConfig.__annotations__.update(
     vocabulary=Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress],
     encoding_options=Annotated[dict[str, Any], KEY_VALUES],

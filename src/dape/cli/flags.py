@@ -1,4 +1,4 @@
-"""The flags of a command, as its help and the messages about wrong command lines need them. No torch here."""
+"""The flags of a command, for its help and for messages about invalid arguments. No torch here."""
 
 import ast
 import functools
@@ -21,18 +21,18 @@ SECTIONS = {"model": "The model", "train": "Training", "where": "On a cluster", 
 class Flag:
     name: str
     shown: str
-    """As it is typed, with what follows it."""
+    """The flag with its values, such as ``--seeds N``."""
     text: str
     group: str
-    """Empty for what belongs to the command itself."""
+    """Title of its section; empty for fields of the command itself."""
     kind: Any
-    """The type of its value or values, without None."""
+    """Type of its value or values, without None."""
     positional: bool = False
     required: bool = False
 
     @property
     def typed(self) -> str:
-        """Its name on the command line."""
+        """The flag alone, such as ``--seeds``."""
         return self.shown if self.positional else self.shown.partition(" ")[0].rstrip(",")
 
     @property
@@ -45,29 +45,29 @@ class Flag:
 
 
 def flags_of(config: type, group: str = "") -> Iterator[Flag]:
-    """The fields of a command's settings and of the sections in them."""
+    """The flags of a command, with those of its sections."""
     hints, texts = get_type_hints(config, include_extras=True), _docstrings(config)
     for each in fields(config):
-        kind, marks = _unwrapped(hints[each.name])
+        kind, marks = _without_marks(hints[each.name])
         if is_dataclass(kind):
             assert isinstance(kind, type)
             yield from flags_of(kind, SECTIONS.get(each.name, each.name.capitalize()))
         elif tyro.conf.Suppress not in marks:
             default = each.default if each.default_factory is MISSING else each.default_factory()
             positional = tyro.conf.Positional in marks
-            name = _said(marks, "name") or each.name
-            values = _said(marks, "metavar") or _values(kind, name)
-            shown = values if positional else _typed(name, kind, values, default)
-            text = _explained(texts.get(each.name, ""), default)
+            name = _attribute(marks, "name") or each.name
+            values = _attribute(marks, "metavar") or _values(kind, name)
+            shown = values if positional else _shown(name, kind, values, default)
+            text = _with_default(texts.get(each.name, ""), default)
             yield Flag(each.name, shown, text, group, kind, positional, required=default is MISSING)
 
 
-def _said(marks: tuple[Any, ...], what: str) -> Any:
-    return next((getattr(mark, what) for mark in marks if getattr(mark, what, None)), None)
+def _attribute(marks: tuple[Any, ...], name: str) -> Any:
+    return next((getattr(mark, name) for mark in marks if getattr(mark, name, None)), None)
 
 
-def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Without what is said about it, and without None; and what was said."""
+def _without_marks(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type without ``Annotated`` and ``| None``, and the marks that ``Annotated`` carries."""
     marks = getattr(hint, "__metadata__", ())
     kind = hint.__origin__ if marks else hint
     if get_origin(kind) in (Union, types.UnionType):
@@ -85,7 +85,7 @@ def _values(kind: Any, name: str) -> str:
     return {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}.get(kind, name.upper())
 
 
-def _typed(name: str, kind: Any, values: str, default: Any) -> str:
+def _shown(name: str, kind: Any, values: str, default: Any) -> str:
     if kind is bool and default is None:
         return f"{flag_of(name)} {{True,False}}"
     if kind is bool:
@@ -93,8 +93,8 @@ def _typed(name: str, kind: Any, values: str, default: Any) -> str:
     return f"{flag_of(name)} {values}"
 
 
-def _explained(text: str, default: Any) -> str:
-    """With the default, unless there is none or the text tells it."""
+def _with_default(text: str, default: Any) -> str:
+    """Append the default, unless there is none or the text names it."""
     if default is MISSING or default in (None, (), "", False, {}) or "by default" in text:
         return text
     words = "on" if default is True else " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
@@ -103,7 +103,7 @@ def _explained(text: str, default: Any) -> str:
 
 @functools.cache
 def _docstrings(config: type) -> dict[str, str]:
-    """What stands below each field, also below those of the classes that it comes from."""
+    """The docstring below each field, inherited fields included."""
     found: dict[str, str] = {}
     for each in reversed([kind for kind in config.__mro__ if is_dataclass(kind)]):
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body

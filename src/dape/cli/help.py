@@ -1,7 +1,7 @@
-"""The help of ``dape`` and of its commands: what it does, three examples, the flags that matter, the rest in groups.
+"""The help of ``dape`` and of its commands: what it does, three examples, the most used flags, the others in groups.
 
-Tyro reads the command line; its own help shows types as Python has them (``{None}|INT``, ``(default: None)``), flags
-that a command refuses, and all flags in one box. No torch here.
+Tyro parses the arguments but does not print the help: it would show Python types (``{None}|INT``, ``(default: None)``)
+and flags that a command refuses, all in one box. No torch here.
 """
 
 import inspect
@@ -31,7 +31,7 @@ FIRST = {
     "prepare": ("out", "tokenizer", "validation_share", "overwrite", "check"),
     "reproduce": ("scale", "seeds", "budget", "data", "dry_run"),
 }
-"""The flags that matter, by command; of others the first of their class."""
+"""The most used flags of a command. For other commands these are the first fields of their class."""
 REFUSED = {"compare": {"encoding", "seed"}}
 """Flags of a shared section that a command does not take."""
 GROUPS: Mapping[str, set[str]] = {
@@ -52,20 +52,22 @@ CHAPTERS = {
     "Speed, files": ("bench", "checkpoint merge"),
 }
 GLOBAL = {
-    "-h, --help": "what dape or a command does: `dape help COMMAND` is the same",
+    "-h, --help": "help on dape or a command: `dape help COMMAND` is the same",
     "-q, --quiet": "results and errors only, no progress",
-    "-v, --verbose": "progress more often, and where an error comes from",
+    "-v, --verbose": "progress more often, and a traceback with each error",
     "-V, --version": "the version: `dape version` is the same",
 }
 
 
-# Of dape itself ------------------------------------------------------------------------------------------------------
+# dape itself ---------------------------------------------------------------------------------------------------------
 
 
 def overview(description: str, commands: "Sequence[Command]", groups: Mapping[str, str]) -> str:
-    """Every command in a line or two, by chapter."""
+    """All commands by chapter, each with its summary."""
     summaries = {command.name: command.summary for command in commands}
-    summaries |= {group: f"{words} {_parts(group, commands)}." for group, words in groups.items()}
+    for group, about in groups.items():
+        members = ", ".join(command.words[1] for command in commands if command.words[0] == group)
+        summaries[group] = f"{about} {members}."
     lines = [description]
     for chapter, names in CHAPTERS.items():
         lines += ["", chapter, *(_entry(name, summaries[name]) for name in names if name in summaries)]
@@ -78,11 +80,7 @@ def group_help(group: str, about: str, commands: "Sequence[Command]") -> str:
     return "\n".join([*lines, *(_entry(command.name, command.summary) for command in inner)])
 
 
-def _parts(group: str, commands: "Sequence[Command]") -> str:
-    return ", ".join(command.words[1] for command in commands if command.words[0] == group)
-
-
-# Of a command --------------------------------------------------------------------------------------------------------
+# A command -----------------------------------------------------------------------------------------------------------
 
 
 def command_help(command: "Command") -> str:
@@ -132,7 +130,7 @@ def _example(name: str, arguments: str, what: str) -> list[str]:
 
 
 def _entry(left: str, text: str) -> str:
-    """Both beside each other, or below each other where the left is wide."""
+    """``left`` and ``text`` side by side; if ``left`` is too wide, the text below it."""
     indent = " " * (FLAG_COLUMN + 4)
     filled = _filled(text, initial_indent=indent, subsequent_indent=indent)
     return f"  {left}\n{filled}" if len(left) > FLAG_COLUMN else f"  {left:<{FLAG_COLUMN}}  {filled.lstrip()}"

@@ -1,4 +1,4 @@
-"""Counts that no command can mean: refused when the command line has been read, before anything is built."""
+"""Upper limits of numbers on the command line, checked before anything is built."""
 
 from dataclasses import fields, is_dataclass
 
@@ -27,11 +27,11 @@ MOST = {
     "bytes_mb": 100_000,
     "bpe_mb": 10_000,
 }
-"""By the name of the setting, whatever the command."""
+"""By the name of the argument, for all commands."""
 
 
 def check_limits(config: object) -> None:
-    """Look through a command's settings and the sections in them."""
+    """Check all integers of a command and of its sections."""
     if not is_dataclass(config):
         return
     for each in fields(config):
@@ -50,4 +50,4 @@ def _check(name: str, number: int) -> None:
     if name == "threads" and number > 0:
         check_threads(number)
     if number > MOST.get(name, number):
-        raise UsageError(f"{flag} {number}: more than {MOST[name]:,} is nothing that can be computed")
+        raise UsageError(f"{flag} {number}: the limit is {MOST[name]:,}")

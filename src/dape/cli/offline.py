@@ -1,8 +1,8 @@
-"""No network, for commands that use libraries which would go there."""
+"""Keep libraries of Hugging Face away from the network."""
 
 import os
 
 
 def use_offline() -> None:
-    """Before the library is imported, which reads it once: a folder is all that is ever needed."""
+    """Switch downloads off. Call it before importing transformers, which reads the variable once."""
     os.environ["HF_HUB_OFFLINE"] = "1"

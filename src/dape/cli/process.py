@@ -1,10 +1,12 @@
-"""One of the processes of `dape train --processes` and `dape eval --processes`: arguments as JSON, as
-:mod:`dape.actions.train` and :mod:`dape.actions.evaluate` wrote them."""
+"""One of the processes of `dape train --processes` and `dape eval --processes`.
+
+Its arguments are JSON that :mod:`dape.actions.train` and :mod:`dape.actions.evaluate` wrote.
+"""
 
 import sys
 from typing import Any
 
-from dape.cli.app import answered
+from dape.cli.app import exit_code_of
 from dape.models.config import DecoderConfig
 from dape.reading import as_record, parse_json
 from dape.training.config import TrainConfig
@@ -23,7 +25,7 @@ def evaluate(given: dict[str, Any]) -> int:
 
     try:
         evaluate(given.pop("run"), **given)
-    except KeyboardInterrupt:  # whoever started this says so
+    except KeyboardInterrupt:  # the process that started this one reports it
         return 130
     return 0
 
@@ -33,4 +35,4 @@ def run(what: str, text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(answered(lambda: run(*sys.argv[1:])))
+    sys.exit(exit_code_of(lambda: run(*sys.argv[1:])))

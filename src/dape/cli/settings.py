@@ -1,11 +1,11 @@
-"""Presets and YAML files as flags: what a file says comes before what is typed, so that what is typed wins.
+"""Presets and YAML files as flags, put before the typed flags so that the typed ones win.
 
 A file has the sections ``model`` and ``train`` and, at the top level, any other flag of the command. No torch here.
 """
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
@@ -17,15 +17,17 @@ from dape.reading import short
 
 
 def with_settings(argv: Sequence[str], command: type) -> list[str]:
-    """``argv`` with what its preset and its ``--config`` say put in front, the file after the preset. The preset is the
-    one typed, or the one the file names, or the command's own."""
+    """``argv`` after the flags of the preset and of the ``--config`` file.
+
+    The preset is the one that was typed, else the one named in the file, else the command's default.
+    """
     path = value_of("--config", argv)
     settings = {} if path is None else _read_config(path)
     for name in ("config", "resume", "out"):
         if name in settings:
             raise UsageError(f"{path}: {name} belongs on the command line, not in a file")
-    preset = value_of("--preset", argv) or settings.pop("preset", None) or _default(command, "preset")
-    settings.pop("preset", None)
+    named = settings.pop("preset", None)
+    preset = value_of("--preset", argv) or named or vars(command)["preset"]
     before = as_flags(read_preset(str(preset)), command, f"preset {preset}")
     return ["--preset", str(preset), *before, *as_flags(settings, command, str(path)), *argv]
 
@@ -37,21 +39,15 @@ def _read_config(path: str) -> dict[str, Any]:
         raise UsageError(f"--config {error}") from error
 
 
-def _default(command: type, name: str) -> Any:
-    return next(f.default for f in fields(command) if f.name == name)
-
-
 def refuse_with_resume(argv: Sequence[str]) -> None:
-    """A continued run has its settings already."""
+    """Refuse presets and files with --resume: a resumed run has its settings already."""
     for flag in ("--preset", "--config"):
         if value_of(flag, argv) is not None:
-            raise UsageError(
-                f"{flag} cannot be used with --resume: the run goes on with the settings it was begun with"
-            )
+            raise UsageError(f"{flag} cannot be used with --resume: the run keeps the settings it was started with")
 
 
 def as_flags(settings: Mapping[str, Any], command: type, where: str) -> list[str]:
-    """The words of the command line that say the same as ``settings``."""
+    """``settings`` as words of the command line; ``where`` names their source in errors."""
     words: list[str] = []
     hints = get_type_hints(command)
     for name, value in settings.items():
@@ -71,7 +67,7 @@ def as_flags(settings: Mapping[str, Any], command: type, where: str) -> list[str
 
 
 def _flag(name: str, value: Any, kind: Any, where: str) -> list[str]:
-    """The words for one setting, whose field has the type ``kind``."""
+    """The words for one setting; ``kind`` is the type of its field."""
     switch = kind is bool
     if switch and not isinstance(value, bool):
         raise UsageError(f"{where} must be true or false, not {short(value)}")

@@ -1,4 +1,4 @@
-"""What a command shows of what it has found."""
+"""Print the results of a command."""
 
 import sys
 
@@ -9,19 +9,19 @@ from dape.fitting import wrapped
 
 
 def show(found: Found) -> int:
-    """Failures, tables, words, and which files were written; returns the exit code."""
+    """Print failures, tables, the summary and the names of written files; return the exit code."""
     from rich.text import Text
 
-    from dape.cli.commands import COMMANDS  # which import the commands, which import this
+    from dape.cli.commands import COMMANDS  # imports the commands, which import this module
 
-    for name, words in found.failures.items():
-        print(f"dape: {name} failed, {with_flags(words, [c.config for c in COMMANDS])}", file=sys.stderr)
+    for name, reason in found.failures.items():
+        print(f"dape: {name} failed, {with_flags(reason, [c.config for c in COMMANDS])}", file=sys.stderr)
     if not found.rows:
         return 1
     console = open_console()
     console.print(*(found.terminal(console.width) or [Text(found.table())]), sep="\n")
-    if words := found.summary().strip():
-        print(f"\n{wrapped(words, console.width)}\n")
+    if summary := found.summary().strip():
+        print(f"\n{wrapped(summary, console.width)}\n")
     if found.files:
         print(f"wrote {', '.join(found.files)} in {found.out}")
     return 1 if found.failures else 0

@@ -1,7 +1,7 @@
-"""What is wrong with a command line, in a sentence or two. No torch here.
+"""Messages about invalid arguments, in a sentence or two. No torch here.
 
-Tyro reads the command line. Its own messages are boxes that show types as Python has them, list flags of other
-commands and point to the help of ``dape`` as a whole.
+Tyro parses the arguments, but its messages are boxes that show Python types, list flags of other commands and point to
+the help of ``dape`` as a whole.
 """
 
 import difflib
@@ -11,12 +11,14 @@ from typing import Any, Literal, get_args, get_origin
 from dape.cli.flags import Flag, flags_of
 
 CLOSE = 0.85
-"""So much alike is a slip of the finger, even where another command has what was typed."""
+"""From this similarity on, a flag counts as mistyped even if another command has a flag of that name."""
 
 
 def mistake(name: str, argv: Sequence[str], configs: Mapping[str, type]) -> str | None:
-    """What is wrong with the words after the command ``name``; None if nothing is, as far as is known here.
-    ``configs``: the settings of all commands."""
+    """The first mistake in the words after the command ``name``, or None; the command may find others.
+
+    ``configs`` has the settings class of every command.
+    """
     return next(_mistakes(name, argv, configs), None)
 
 
@@ -60,7 +62,7 @@ def _words(flag: Flag) -> Iterator[str]:
 
 
 def _sections(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each flag and what follows it; before the first an empty name."""
+    """Each flag with the words that follow it. Words before the first flag come with an empty name."""
     word, values = "", []
     for each in argv:
         if not each.startswith("-") or each == "-" or _is_number(each):
@@ -87,7 +89,7 @@ def _unknown(name: str, word: str, known: Mapping[str, Flag], configs: Mapping[s
 
 
 def _refused(kind: Any, value: str) -> str | None:
-    """Why this cannot be the value; None if it can, or if only the command knows."""
+    """Why the value is invalid; None if it is valid or if only the command can tell."""
     if get_origin(kind) is tuple:
         inner = {of for of in get_args(kind) if of is not ...}
         return _refused(inner.pop(), value) if len(inner) == 1 else None
@@ -113,5 +115,5 @@ def _reads(kind: Callable[[str], Any], value: str) -> bool:
     try:
         kind(value)
     except ValueError:
-        return value == "None"  # tyro's word for no value
+        return value == "None"  # tyro reads this as no value
     return True
