@@ -28,8 +28,8 @@ DEFECTS = {
         "misaligned address",
     ),
     "thread": (  # the threads' own sums become one
-        "fold_lanes(c.hidden, c.heads, wa, g.d_wa + t * c.hidden * c.heads, 1.0f);",
-        "fold_lanes(c.hidden, c.heads, wa, g.d_wa, 1.0f);",
+        "fold_lanes(c.hidden * c.heads, wa, g.d_wa + t * c.hidden * c.heads);",
+        "fold_lanes(c.hidden * c.heads, wa, g.d_wa);",
         "data race",
     ),
 }
@@ -47,8 +47,8 @@ DEFECTS_OF_ROWS = {
         "use-after-poison",
     ),
     "convolved": (  # the threads' own sums become one
-        "fold_lanes(c.taps * c.hidden, c.heads, wa, g.d_wa + t * weights, 1.0f);",
-        "fold_lanes(c.taps * c.hidden, c.heads, wa, g.d_wa, 1.0f);",
+        "fold_lanes(weights, wa, g.d_wa + t * weights);",
+        "fold_lanes(weights, wa, g.d_wa);",
         "thread",
         "data race",
     ),

@@ -110,7 +110,7 @@ struct Planes {
     H = scratch.take(c.hidden * LINE), Z = scratch.take(c.hidden * LINE);
     past_H = scratch.take(past), past_Z = scratch.take(past);
     columns = scratch.take(c.taps * c.heads * BLOCK), pre = scratch.take(c.hidden * BLOCK);
-    top = scratch.take(cells), total = scratch.take(cells), rescale = scratch.take(cells);
+    top = scratch.take(cells), total = scratch.take(cells), rescale = scratch.take(cells + LANES);
   }
   void begin(const Call& c, const Shape& s, long rows) const {
     for (long h = 0; h < c.heads; h++)
@@ -254,14 +254,15 @@ void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long 
       hidden_units(c, s, i0 + r, r, j0, p);
       if (from >= to) continue;
       const Shown shown = logits(c, s, i0 + r, r, j0, p);
+      float *L = p.P + r * BLOCK, *rescale = p.rescale + r * c.heads;
       for (long h = 0; h < c.heads; h++) {
-        float* L = p.P + h * s.line + r * BLOCK;
-        for (long n = 0; n < least(from, shown.width()); n++) L[n] = -INFINITY;
-        for (long n = to; n < shown.width(); n++) L[n] = -INFINITY;
-        const long x = h * s.rows + r;
-        weigh(L, shown.width(), BLOCK, p.top[x], p.total[x], p.rescale[x]);
-        float* o = p.O + x * e;
-        for (long n = 0; p.rescale[x] != 1.0f && n < e; n += LANES) store(o + n, load(o + n) * p.rescale[x]);
+        for (long n = 0; n < least(from, shown.width()); n++) L[h * s.line + n] = -INFINITY;
+        for (long n = to; n < shown.width(); n++) L[h * s.line + n] = -INFINITY;
+      }
+      weigh(L, s.line, c.heads, shown.width(), BLOCK, p.top + r * c.heads, p.total + r * c.heads, rescale);
+      for (long h = 0; h < c.heads; h++) {
+        float* o = p.O + (h * s.rows + r) * e;
+        for (long n = 0; rescale[h] != 1.0f && n < e; n += LANES) store(o + n, load(o + n) * rescale[h]);
       }
     }
     for (long h = 0; h < c.heads && from < to; h++) add_values(c, s, b, h, rows, key, from, to, p);
@@ -284,14 +285,7 @@ void d_logits(const Call& c, const Backward& g, const Shape& s, long b, long i, 
   float* to_fixed = sums.fixed + (term(c.fixed, i, j0 - behind) - c.fixed.at);
   for (long h = 0; h < c.heads; h++) {
     float *P = p.P + h * s.line + r * BLOCK, *G = p.G + h * s.plane + r * LINE + PAST - behind;
-    const float *softmax = number(c.softmax, b, h, i), top = softmax[0], delta = *number(g.delta, b, h, i);
-    // One key with all the weight has no gradient; see backward_chunk of kernel.cpp.
-    const float most_weight = softmax[1] == 1.0f ? 1.0f : INFINITY;
-    for (long n = 0; n < shown.width(); n += LANES) {
-      const Vec w = power_of_2(load(P + n) - top), x = load(G + n) - delta;
-      store(P + n, w);
-      store(G + n, w == most_weight ? x - x : w * x);  // NaN stays NaN
-    }
+    gradients_of_logits(P, G, shown.width(), number(c.softmax, b, h, i), *number(g.delta, b, h, i));
     shown.only(P), shown.only(G);
     if (!g.d_fixed) continue;
     float* to = to_fixed + h * c.fixed.head;
@@ -440,8 +434,8 @@ long dape_convolved_backward(const ConvolvedCall* call, const ConvolvedBackward*
       std::memset(wa, 0, 4 * lanes), std::memset(w2, 0, 4 * lanes);
       const Sums sums = {g.d_fixed + t * g.fixed_span, g.d_pre + t * g.pre_span, g.d_edges + t * g.edges_span, wa, w2, nullptr, nullptr};
       for (long share = t; share < c.batch * g.parts; share += c.threads) backward_share(c, g, s, share, p, sums);
-      fold_lanes(c.taps * c.hidden, c.heads, wa, g.d_wa + t * weights, 1.0f);
-      fold_lanes(c.taps * c.heads, c.hidden, w2, g.d_w2 + t * weights, 1.0f);
+      fold_lanes(weights, wa, g.d_wa + t * weights);
+      fold_lanes(weights, w2, g.d_w2 + t * weights);
     }
   }
   return failed;

@@ -30,13 +30,11 @@ long dape_counted_sizes() { return sizeof(CountedCall) * 10000 + sizeof(CountedB
 namespace {
 
 // Each lane with all lanes after it.
+template <int BY = 1>
 inline Vec sum_from_here(Vec x) {
-#pragma GCC unroll 4
-  for (int by = 1; by < LANES; by *= 2) {
-    Ints from;
-    for (int i = 0; i < LANES; i++) from[i] = i + by < LANES ? i + by : LANES;
-    x += __builtin_shuffle(x, Vec{}, from);
-  }
+  constexpr Ints from = each_lane([](int i) { return i + BY < LANES ? i + BY : LANES; });
+  x += __builtin_shuffle(x, Vec{}, from);
+  if constexpr (2 * BY < LANES) return sum_from_here<2 * BY>(x);
   return x;
 }
 

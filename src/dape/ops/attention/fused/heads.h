@@ -106,12 +106,11 @@ void forward_tile(const HeadCall& c, Kind& kind, const Tile& t, const HeadPlanes
   const long e = padded(c.value_width);
   kind.scores(t, p.S);
   kind.logits(t, p.S, p.S);
-  for (long r = 0; r < t.rows; r++) {
-    const long width = hide(c, t, r, p.S + r * BLOCK);
-    weigh(p.S + r * BLOCK, width, t.width, p.top[r], p.total[r], p.rescale[r]);
-    if (p.rescale[r] != 1.0f)
-      for (long n = 0; n < e; n += LANES) store(p.O + r * e + n, load(p.O + r * e + n) * p.rescale[r]);
-  }
+  for (long r = 0; r < t.rows; r++)
+    for (long n = hide(c, t, r, p.S + r * BLOCK); n < t.width; n += LANES) store(p.S + r * BLOCK + n, all(-INFINITY));
+  weigh(p.S, BLOCK, t.rows, t.width, t.width, p.top, p.total, p.rescale);
+  for (long r = 0; r < t.rows; r++)
+    for (long n = 0; p.rescale[r] != 1.0f && n < e; n += LANES) store(p.O + r * e + n, load(p.O + r * e + n) * p.rescale[r]);
   if (c.few_rows) add_values(c, t, p.S, p.O);
   else product<ADD>(t.rows, e, t.width, p.S, BLOCK, 1, number(c.v_rows, t.b, t.h / groups(c), t.key), e, p.O, e);
 }
@@ -139,15 +138,8 @@ void backward_tile(const HeadCall& c, const HeadBackward& g, Kind& kind, const T
                BLOCK, p.G, BLOCK);
   for (long r = 0; r < t.rows; r++) {
     float *P = p.P + r * BLOCK, *G = p.G + r * BLOCK;
-    const float *softmax = number(c.softmax, t.b, t.h, t.i0 + r), delta = *number(g.delta, t.b, t.h, t.i0 + r);
-    // One key with all the weight has no gradient; see backward_chunk of kernel.cpp.
-    const float top = softmax[0], most_weight = softmax[1] == 1.0f ? 1.0f : INFINITY;
     const long width = hide(c, t, r, P);
-    for (long n = 0; n < width; n += LANES) {
-      const Vec w = power_of_2(load(P + n) - top), x = load(G + n) - delta;
-      store(P + n, w);
-      store(G + n, w == most_weight ? x - x : w * x);  // NaN stays NaN
-    }
+    gradients_of_logits(P, G, width, number(c.softmax, t.b, t.h, t.i0 + r), *number(g.delta, t.b, t.h, t.i0 + r));
     for (long n = width; n < t.width; n += LANES) store(P + n, Vec{}), store(G + n, Vec{});
   }
   product<ADD>(t.width, e, t.rows, p.P, 1, BLOCK, number(g.d_out, t.b, t.h, t.i0), g.d_out.row, d_v + t.key * e, e);

@@ -338,7 +338,7 @@ void mix(const Call& c, const Shape& s, long b, long i, long key, long width, co
 // What a thread works with.
 struct ForwardPlanes {
   float *S, *H, *O;                // [head, row, key], [hidden, key], [head, row, value width]
-  float *top, *total, *rescale;    // the softmax so far, of every head and row of a tile
+  float *top, *total, *rescale;    // the softmax so far, of every row and head of a tile
   RampRow* ramps;
   static long numbers(const Call& c, const Shape& s) {
     return c.heads * s.plane + c.hidden * BLOCK + c.heads * s.rows * (padded(c.value_width) + 3) + 256;
@@ -346,7 +346,7 @@ struct ForwardPlanes {
   ForwardPlanes(const Call& c, const Shape& s, Scratch& scratch, RampRow& ramps) : ramps(&ramps) {
     const long cells = c.heads * s.rows;
     S = scratch.take(c.heads * s.plane), H = scratch.take(c.hidden * BLOCK), O = scratch.take(cells * padded(c.value_width));
-    top = scratch.take(cells), total = scratch.take(cells), rescale = scratch.take(cells);
+    top = scratch.take(cells), total = scratch.take(cells), rescale = scratch.take(cells + LANES);
   }
 };
 
@@ -361,15 +361,13 @@ void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long 
     for (long r = 0; r < rows; r++) {
       const long width = padded(most(0, least(count, seen(c, i0 + r) - key)));
       if (width) mix(c, s, b, i0 + r, key, width, S + r * BLOCK, p.H, BLOCK, S + r * BLOCK, *p.ramps);
-      for (long h = 0; h < c.heads; h++) {
-        const long x = h * s.rows + r;
-        weigh(S + h * s.plane + r * BLOCK, width, whole, p.top[x], p.total[x], p.rescale[x]);
-      }
+      const long x = r * c.heads;
+      weigh(S + r * BLOCK, s.plane, c.heads, width, whole, p.top + x, p.total + x, p.rescale + x);
     }
     for (long h = 0; h < c.heads; h++) {
       float* o = p.O + h * s.rows * e;
       for (long r = 0; key > first && r < rows; r++) {
-        const float factor = p.rescale[h * s.rows + r];
+        const float factor = p.rescale[r * c.heads + h];
         if (factor != 1.0f)
           for (long n = 0; n < e; n += LANES) store(o + r * e + n, load(o + r * e + n) * factor);
       }
@@ -503,17 +501,8 @@ void backward_chunk(const Call& c, const Backward& g, const Shape& s, long b, lo
     const long at = r * BLOCK;
     mix(c, s, b, i + r, key, width, S + at, p.H + at, h_row, P + at, *p.ramps);
     for (long h = 0; h < c.heads; h++) {
-      const float* softmax = number(c.softmax, b, h, i + r);
-      const float top = softmax[0], delta = *number(g.delta, b, h, i + r);
-      // A sum of 1 is one key with all the weight: its gradient is 0. What rounding leaves of dO v - delta there (1e-7)
-      // would be multiplied by a bias that may be 1e7.
-      const float most_weight = softmax[1] == 1.0f ? 1.0f : INFINITY;
-      for (long n = at + h * s.plane; n < at + h * s.plane + width; n += LANES) {
-        const Vec w = power_of_2(load(P + n) - top);
-        store(P + n, w);
-        const Vec d = load(G + n) - delta;
-        store(G + n, w == most_weight ? d - d : w * d);  // NaN stays NaN
-      }
+      const long x = at + h * s.plane;
+      gradients_of_logits(P + x, G + x, width, number(c.softmax, b, h, i + r), *number(g.delta, b, h, i + r));
     }
     if (g.d_fixed) add_terms(c.fixed, sums.fixed, c.heads, b, i + r, key, width, G + at, s.plane);
     if (c.hidden)
@@ -719,13 +708,13 @@ long dape_backward(const Call* call, const Backward* backward) {
         else backward_share(c, g, s, share, p, sums);
       }
       if (c.hidden) {
-        fold_lanes(c.hidden, c.heads, wa, g.d_wa + t * c.hidden * c.heads, 1.0f);
-        fold_lanes(c.heads, c.hidden, w2, g.d_w2 + t * c.heads * c.hidden, 1.0f);
+        fold_lanes(c.hidden * c.heads, wa, g.d_wa + t * c.hidden * c.heads);
+        fold_lanes(c.heads * c.hidden, w2, g.d_w2 + t * c.heads * c.hidden);
       }
       if (c.ramp.table) {
-        const long first = t * c.ramp.pieces * channels;
-        fold_lanes(c.ramp.pieces, channels, slopes, g.d_slopes + first, 1.0f);
-        fold_lanes(c.ramp.pieces, channels, levels, g.d_levels + first, 1.0f);
+        const long count = c.ramp.pieces * channels;
+        fold_lanes(count, slopes, g.d_slopes + t * count);
+        fold_lanes(count, levels, g.d_levels + t * count);
       }
     }
   }

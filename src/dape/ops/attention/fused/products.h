@@ -8,6 +8,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <omp.h>
+#include <utility>
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #endif
@@ -44,41 +48,71 @@ inline long padded(long n) { return (n + LANES - 1) / LANES * LANES; }
 inline long least(long a, long b) { return a < b ? a : b; }
 inline long most(long a, long b) { return a > b ? a : b; }
 
-// 2^x for x up to 127, 0 below -127, NaN stays NaN. The polynomial is 2^f on [-1/2, 1/2] to one unit in the last place.
-inline Vec power_of_2(Vec x) {
-  const Vec low = all(-127.0f);
-  x = low > x ? low : x;
-  const Vec shifted = x + 12582912.0f;  // 1.5 * 2^23: the sum's last bits are the rounded x
-  const Vec f = x - (shifted - 12582912.0f);
-  Vec p = all(1.5403530393381609954e-4f);
-  p = p * f + 1.3333558146428443423e-3f;
-  p = p * f + 9.6181291076284771619e-3f;
-  p = p * f + 5.5504108664821579953e-2f;
-  p = p * f + 2.4022650695910071233e-1f;
-  p = p * f + 6.9314718055994530942e-1f;
-  p = p * f + 1.0f;
-  return p * (Vec)(((Ints)shifted + (127 - 0x4B400000)) << 23);  // casts of vectors keep the bits
+// The larger of two in every lane; what is second if one of them is NaN.
+inline Vec larger(Vec x, Vec y) {
+#if defined(__AVX512F__)  // g++ makes this of a comparison only if neither is a constant
+  return (Vec)_mm512_max_ps((__m512)x, (__m512)y);
+#elif defined(__AVX__)
+  return (Vec)_mm256_max_ps((__m256)x, (__m256)y);
+#else
+  return x > y ? x : y;
+#endif
 }
 
+// 2^x of N vectors, for x up to 127; 0 below -127, NaN stays NaN. The polynomial is 2^f on [-1/2, 1/2] to one unit in the last
+// place. One step for all vectors before the next: the steps of one vector wait for each other.
+template <int N>
+inline void __attribute__((always_inline)) powers_of_2(Vec (&x)[N]) {
+  constexpr float FACTORS[] = {1.3333558146428443423e-3f, 9.6181291076284771619e-3f, 5.5504108664821579953e-2f,
+                               2.4022650695910071233e-1f, 6.9314718055994530942e-1f, 1.0f};
+  Vec shifted[N], p[N];
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) {
+    x[i] = larger(all(-127.0f), x[i]);
+    shifted[i] = x[i] + 12582912.0f;  // 1.5 * 2^23: the sum's last bits are the rounded x
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) x[i] -= shifted[i] - 12582912.0f;
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) p[i] = all(1.5403530393381609954e-4f);
+#pragma GCC unroll 6
+  for (const float factor : FACTORS)
+#pragma GCC unroll 4
+    for (int i = 0; i < N; i++) p[i] = p[i] * x[i] + factor;
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) x[i] = p[i] * (Vec)(((Ints)shifted[i] + (127 - 0x4B400000)) << 23);  // casts of vectors keep the bits
+}
+
+inline Vec power_of_2(Vec x) {
+  Vec one[] = {x};
+  powers_of_2(one);
+  return one[0];
+}
+
+// A vector of f(0), f(1), ...: a constant to g++ too, which fills one in a loop bit by bit.
+template <class F, int... I>
+constexpr Ints lanes_of(F f, std::integer_sequence<int, I...>) { return Ints{f(I)...}; }
+template <class F>
+constexpr Ints each_lane(F f) { return lanes_of(f, std::make_integer_sequence<int, LANES>()); }
+
 // The other half of the lanes beside each lane: halves meet in as few steps as there are.
-inline Vec turned(Vec x, int by) {
-  Ints from;
-  for (int i = 0; i < LANES; i++) from[i] = i ^ by;
+template <int BY>
+inline Vec turned(Vec x) {
+  constexpr Ints from = each_lane([](int i) { return i ^ BY; });
   return __builtin_shuffle(x, from);
 }
 
+template <int BY = LANES / 2>
 inline float sum(Vec x) {
-#pragma GCC unroll 4
-  for (int by = LANES / 2; by; by /= 2) x += turned(x, by);
+  x += turned<BY>(x);
+  if constexpr (BY > 1) return sum<BY / 2>(x);
   return x[0];
 }
 
+template <int BY = LANES / 2>
 inline float largest(Vec x) {
-#pragma GCC unroll 4
-  for (int by = LANES / 2; by; by /= 2) {
-    const Vec y = turned(x, by);
-    x = y > x ? y : x;
-  }
+  x = larger(x, turned<BY>(x));
+  if constexpr (BY > 1) return largest<BY / 2>(x);
   return x[0];
 }
 
@@ -249,8 +283,9 @@ struct Scratch {
 
 // Columns become rows: LANES rows of LANES numbers each.
 inline void transpose(const float* from, long from_row, float* to, long to_row) {
-  Ints low, high;  // x0 y0 x1 y1 ... of the first halves of two vectors, and of their second halves
-  for (int i = 0; i < LANES; i++) low[i] = i / 2 + i % 2 * LANES, high[i] = low[i] + LANES / 2;
+  // x0 y0 x1 y1 ... of the first halves of two vectors, and of their second halves
+  constexpr Ints low = each_lane([](int i) { return i / 2 + i % 2 * LANES; });
+  constexpr Ints high = each_lane([](int i) { return (i + LANES) / 2 + i % 2 * LANES; });
   Vec x[LANES], y[LANES];
 #pragma GCC unroll 16
   for (int i = 0; i < LANES; i++) x[i] = load(from + i * from_row);
@@ -295,28 +330,61 @@ inline float dot(const float* x, const float* y, long width) {
   return total;
 }
 
-// Logits of one head's row become weights under the largest logit so far.
-inline void weigh(float* L, long width, long whole, float& top, float& total, float& rescale) {
-  Vec high = all(top);
-  for (long n = 0; n < width; n += LANES) {
-    const Vec x = load(L + n);
-    high = x > high ? x : high;
-  }
-  const float now = largest(high);
-  rescale = top == now ? 1.0f : top == LOWEST ? 0.0f : std::exp2(top - now);
-  Vec added{};
-  for (long n = 0; n < width; n += LANES) {
-    const Vec w = power_of_2(load(L + n) - now);
-    store(L + n, w);
-    added += w;
-  }
-  for (long n = width; n < whole; n += LANES) store(L + n, Vec{});
-  total = total * rescale + sum(added);
-  top = now;
+// Calls `each<vectors>(first)`, several vectors at a time as long as there are so many.
+template <class Each>
+inline void __attribute__((always_inline)) each_vectors(long width, Each each) {
+  long n = 0;
+  for (; n + 4 * LANES <= width; n += 4 * LANES) each(std::integral_constant<int, 4>(), n);
+  for (; n < width; n += LANES) each(std::integral_constant<int, 1>(), n);
 }
 
-inline void fold_lanes(long rows, long columns, const float* from, float* to, float factor) {
-  for (long x = 0; x < rows * columns; x++) to[x] += sum(load(from + x * LANES)) * factor;
+// Logits become weights under `top`; `each` is given every weight and where it is.
+template <class Each>
+inline void __attribute__((always_inline)) to_weights(float* L, long width, float top, Each each) {
+  each_vectors(width, [&](auto vectors, long n) {
+    Vec x[vectors];
+    for (int i = 0; i < vectors; i++) x[i] = load(L + n + i * LANES) - top;
+    powers_of_2(x);
+    for (int i = 0; i < vectors; i++) store(L + n + i * LANES, x[i]), each(x[i], n + i * LANES);
+  });
+}
+
+// Logits of `rows` rows, `apart` from each other, become weights under the largest logit of each so far. One step for all
+// rows before the next: the steps of one row wait for each other. `rescale` is written up to whole vectors.
+inline void weigh(float* L, long apart, long rows, long width, long whole, float* top, float* total, float* rescale) {
+  for (long r = 0; r < rows; r++) {
+    Vec high = all(top[r]);
+    for (long n = 0; n < width; n += LANES) {
+      const Vec x = load(L + r * apart + n);
+      high = x > high ? x : high;
+    }
+    const float now = largest(high);
+    rescale[r] = top[r] - now, top[r] = now;
+  }
+  for (long r = 0; r < rows; r += LANES) store(rescale + r, power_of_2(load(rescale + r)));
+  for (long r = 0; r < rows; r++) {
+    float* to = L + r * apart;
+    Vec added{};
+    to_weights(to, width, top[r], [&](Vec w, long) { added += w; });
+    for (long n = width; n < whole; n += LANES) store(to + n, Vec{});
+    total[r] = total[r] * rescale[r] + sum(added);
+  }
+}
+
+// The backward pass: logits P become weights, and gradients G of weights those of logits. `softmax`: the row's largest logit and
+// its sum; `delta`: the sum of its output times that of its gradient.
+inline void gradients_of_logits(float* P, float* G, long width, const float* softmax, float delta) {
+  // A sum of 1 is one key with all the weight: its gradient is 0. What rounding leaves of dO v - delta there (1e-7) would be
+  // multiplied by a bias that may be 1e7.
+  const float most_weight = softmax[1] == 1.0f ? 1.0f : INFINITY;
+  to_weights(P, width, softmax[0], [&](Vec w, long n) {
+    const Vec d = load(G + n) - delta;
+    store(G + n, w == most_weight ? d - d : w * d);  // NaN stays NaN
+  });
+}
+
+inline void fold_lanes(long count, const float* from, float* to) {
+  for (long x = 0; x < count; x++) to[x] += sum(load(from + x * LANES));
 }
 
 }  // namespace

@@ -24,7 +24,8 @@ void finish_row(const Call& c, long b, long h, long i, const float* O, float top
   softmax[0] = top, softmax[1] = total;
 }
 
-// Tiles of all heads: `accumulate` of the kernel adds the keys from one to another to O, top and total of each row. -------
+// Tiles of all heads: `accumulate` of the kernel adds the keys from one to another to O [head, row, width],
+// and to top and total [row, head]. ---------------------------------------------------------------------------------
 
 template <class Call, class Shape, class Planes>
 void begin_rows(const Call& c, const Shape& s, const Planes& p) {
@@ -39,8 +40,8 @@ void forward_rows(const Call& c, const Shape& s, long b, long i0, const Planes& 
   accumulate(c, s, b, i0, rows, 0, seen(c, i0 + rows - 1), p);
   for (long h = 0; h < c.heads; h++)
     for (long r = 0; r < rows; r++) {
-      const long x = h * s.rows + r;
-      finish_row(c, b, h, i0 + r, p.O + x * e, p.top[x], p.total[x]);
+      const long x = r * c.heads + h;
+      finish_row(c, b, h, i0 + r, p.O + (h * s.rows + r) * e, p.top[x], p.total[x]);
     }
 }
 
@@ -53,8 +54,9 @@ void forward_part(const Call& c, const Shape& s, long b, long part, const Planes
   accumulate(c, s, b, 0, c.queries, least(keys, part * share), least(keys, (part + 1) * share), p);
   float* to = c.parts + (b * c.splits + part) * c.heads * s.rows * (e + 2);
   for (long x = 0; x < c.heads * s.rows; x++, to += e + 2) {
+    const long of_row = x % s.rows * c.heads + x / s.rows;
     std::memcpy(to, p.O + x * e, 4 * e);
-    to[e] = p.top[x], to[e + 1] = p.total[x];
+    to[e] = p.top[of_row], to[e + 1] = p.total[of_row];
   }
 }
 

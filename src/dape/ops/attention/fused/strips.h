@@ -43,7 +43,9 @@ inline void add_far(long M, long N, long K, const float* A, long a_row, long a_c
   for (; m + 6 <= M; m += 6)
     for (long n = 0; n < N; n += STRIP) {
 #pragma GCC unroll 6
-      for (long r = 6; r < 12; r++) __builtin_prefetch(C + (m + r) * c_row + n, 1);
+      for (long r = 6; r < 12; r++)
+#pragma GCC unroll 2
+        for (long x = 0; x < STRIP; x += 16) __builtin_prefetch(C + (m + r) * c_row + n + x, 1);
       const float* a = A + m * a_row;
       float* c = C + m * c_row + n;
       if (n + STRIP <= N) block_product<6, 2, ADD>(K, a, a_row, a_col, B + n, b_row, none, none, c, c_row);
