@@ -143,6 +143,11 @@ inline void keep(const Call& c, const float* units, long at, float* past) {
     for (long n = 0; n < kept; n++) past[u * kept + n] = units[u * LINE + at + BLOCK - kept + n];
 }
 
+// The same rows of the next head, or those after them of the first.
+inline const float* next_head(const Call& c, const View& x, long b, long h, long row) {
+  return h + 1 < c.heads ? number(x, b, (h + 1) / groups(c), row) : number(x, b, 0, row + BLOCK);
+}
+
 // New scores of all heads and rows, 0 where they do not count.
 void scores(const Call& c, const Shape& s, long b, long i0, long rows, long j0, float* S) {
   const long most_seen = most(0, least(BLOCK, seen(c, i0 + rows - 1) - j0));
@@ -151,12 +156,9 @@ void scores(const Call& c, const Shape& s, long b, long i0, long rows, long j0, 
     if (most_seen && !c.few_rows)
       product<SET>(rows, padded(most_seen), c.width, number(c.q, b, h, i0), c.q.row, 1, number(c.k_panels, b, h / groups(c), j0), BLOCK,
                    to, LINE);
-    for (long r = 0; r < rows; r++) {
-      const Shown shown(c, i0 + r, j0, 0);
-      for (long n = 0; c.few_rows && n < shown.to; n++)
-        to[r * LINE + n] = dot(number(c.q, b, h, i0 + r), number(c.k, b, h / groups(c), j0 + n), c.width);
-      shown.only(to + r * LINE);
-    }
+    else if (c.few_rows)
+      scores_of_few(c, b, h, i0, rows, j0, most_seen, next_head(c, c.k, b, h, j0), to, LINE);
+    for (long r = 0; r < rows; r++) Shown(c, i0 + r, j0, 0).only(to + r * LINE);
   }
 }
 
@@ -232,14 +234,11 @@ Shown logits(const Call& c, const Shape& s, long i, long r, long j0, const Plane
 // Forward ------------------------------------------------------------------------------------------------------------
 
 void add_values(const Call& c, const Shape& s, long b, long h, long rows, long first, long from, long to, const Planes& p) {
-  const long e = padded(c.value_width), vectors = c.few_rows ? c.value_width / LANES * LANES : e, count = to - from;
-  const View& v = c.few_rows ? c.v : c.v_rows;
-  const float *P = p.P + h * s.line + from, *values = number(v, b, h / groups(c), first + from);
+  const long e = padded(c.value_width), count = to - from, key = first + from;
+  const float* P = p.P + h * s.line + from;
   float* O = p.O + h * s.rows * e;
-  if (vectors) product<ADD>(rows, vectors, count, P, BLOCK, 1, values, v.row, O, e);
-  for (long r = 0; r < rows; r++)
-    for (long n = 0; n < count; n++)
-      for (long x = vectors; x < c.value_width; x++) O[r * e + x] += P[r * BLOCK + n] * values[n * v.row + x];
+  if (c.few_rows) add_few_values(c, b, h, rows, key, count, next_head(c, c.v, b, h, key), P, O);
+  else product<ADD>(rows, e, count, P, BLOCK, 1, number(c.v_rows, b, h / groups(c), key), c.v_rows.row, O, e);
 }
 
 // Keys first ... last of some rows, added to what O and the softmax have seen so far.

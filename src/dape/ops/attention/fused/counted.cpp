@@ -78,11 +78,11 @@ struct Counted {
 
   void scores(const Tile& t, float* S) const {
     if (!call.head.few_rows) return scores_of<SET>(call.head, t, 0, t.rows, S);
-    const long count = least(t.width, call.head.keys - t.key);
-    for (long r = 0; r < t.rows; r++) {
-      for (long n = 0; n < count; n++) S[r * BLOCK + n] = score_of(call.head, t, r, n);
+    const HeadCall& c = call.head;
+    const long count = least(t.width, c.keys - t.key);
+    scores_of_few(c, t.b, t.h, t.i0, t.rows, t.key, count, number(c.k, t.b, t.h / groups(c), t.key - BLOCK), S, BLOCK);
+    for (long r = 0; r < t.rows; r++)
       for (long n = count; n < t.width; n++) S[r * BLOCK + n] = 0.0f;
-    }
   }
 
   // Gates and counts of a row; `after` it there is what was after it and in it.

@@ -63,11 +63,6 @@ inline void scores_of(const HeadCall& c, const Tile& t, long r, long rows, float
   product<END>(rows, t.width, c.width, number(c.q, t.b, t.h, t.i0 + r), c.q.row, 1, panel, BLOCK, S + r * BLOCK, BLOCK, I);
 }
 
-// The same for one cell, from keys as they are.
-inline float score_of(const HeadCall& c, const Tile& t, long r, long n) {
-  return dot(number(c.q, t.b, t.h, t.i0 + r), number(c.k, t.b, t.h / groups(c), t.key + n), c.width);
-}
-
 // Logits that are not seen become -inf. Returns how many vectors' keys count in this row.
 inline long hide(const HeadCall& c, const Tile& t, long r, float* L) {
   const long count = visible(c, t, t.i0 + r), width = padded(count);
@@ -75,16 +70,6 @@ inline long hide(const HeadCall& c, const Tile& t, long r, float* L) {
   if (const float* mask = mask_of(c, t))
     for (long n = 0; n < width; n += LANES) store(L + n, load(L + n) + load(mask + n));
   return width;
-}
-
-// O += P v for values as they are.
-inline void add_values(const HeadCall& c, const Tile& t, const float* P, float* O) {
-  const long e = padded(c.value_width), vectors = c.value_width / LANES * LANES, count = least(t.width, c.keys - t.key);
-  const float* v = number(c.v, t.b, t.h / groups(c), t.key);
-  if (vectors) product<ADD>(t.rows, vectors, count, P, BLOCK, 1, v, c.v.row, O, e);
-  for (long r = 0; r < t.rows; r++)
-    for (long n = 0; n < count; n++)
-      for (long x = vectors; x < c.value_width; x++) O[r * e + x] += P[r * BLOCK + n] * v[n * c.v.row + x];
 }
 
 struct HeadPlanes {
@@ -111,7 +96,8 @@ void forward_tile(const HeadCall& c, Kind& kind, const Tile& t, const HeadPlanes
   weigh(p.S, BLOCK, t.rows, t.width, t.width, p.top, p.total, p.rescale);
   for (long r = 0; r < t.rows; r++)
     for (long n = 0; p.rescale[r] != 1.0f && n < e; n += LANES) store(p.O + r * e + n, load(p.O + r * e + n) * p.rescale[r]);
-  if (c.few_rows) add_values(c, t, p.S, p.O);
+  if (c.few_rows)
+    add_few_values(c, t.b, t.h, t.rows, t.key, least(t.width, c.keys - t.key), number(c.v, t.b, t.h / groups(c), t.key + BLOCK), p.S, p.O);
   else product<ADD>(t.rows, e, t.width, p.S, BLOCK, 1, number(c.v_rows, t.b, t.h / groups(c), t.key), e, p.O, e);
 }
 

@@ -181,25 +181,15 @@ void with_keys(const Call& c, const Shape& s, const View& A, long b, long i0, lo
   }
 }
 
-// The same from keys as they are: to decode a few rows, packing them would cost more than it saves.
-void scores_of_rows(const Call& c, const Shape& s, long b, long i0, long rows, long key, long width, float* S) {
+// The same from keys as they are, in both passes. `then`: rows that are needed next.
+void scores_of_rows(const Call& c, const Shape& s, long b, long i0, long rows, long key, long width, const float* then, float* S) {
   const long count = least(width, c.keys - key);
-  for (long h = 0; h < c.heads; h++)
-    for (long r = 0; r < rows; r++) {
-      float* to = S + h * s.plane + r * BLOCK;
-      for (long n = 0; n < count; n++) to[n] = dot(number(c.q, b, h, i0 + r), number(c.k, b, h / groups(c), key + n), c.width);
-      for (long n = count; n < width; n++) to[n] = 0.0f;
-    }
-}
-
-// O += P v for values as they are.
-void add_values(const Call& c, long b, long h, long rows, long key, long count, const float* P, float* O) {
-  const long e = padded(c.value_width), vectors = c.value_width / LANES * LANES;
-  const float* v = number(c.v, b, h / groups(c), key);
-  if (vectors) product<ADD>(rows, vectors, count, P, BLOCK, 1, v, c.v.row, O, e);
-  for (long r = 0; r < rows; r++)
-    for (long n = 0; n < count; n++)
-      for (long x = vectors; x < c.value_width; x++) O[r * e + x] += P[r * BLOCK + n] * v[n * c.v.row + x];
+  for (long h = 0; h < c.heads; h++) {
+    float* to = S + h * s.plane;
+    scores_of_few(c, b, h, i0, rows, key, count, h + 1 < c.heads ? number(c.k, b, (h + 1) / groups(c), key) : then, to, BLOCK);
+    for (long r = 0; r < rows; r++)
+      for (long n = count; n < width; n++) to[r * BLOCK + n] = 0.0f;
+  }
 }
 
 // Ramps --------------------------------------------------------------------------------------------------------------
@@ -356,7 +346,7 @@ void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long 
   float* S = p.S;
   for (long key = first; key < last; key += BLOCK) {
     const long count = least(BLOCK, last - key), whole = padded(count);
-    if (c.few_rows) scores_of_rows(c, s, b, i0, rows, key, whole, S);
+    if (c.few_rows) scores_of_rows(c, s, b, i0, rows, key, whole, number(c.v, b, 0, key), S);
     else with_keys(c, s, c.q, b, i0, rows, c.k_panels, c.width, key, whole, number(c.v_rows, b, 0, key), S);
     for (long r = 0; r < rows; r++) {
       const long width = padded(most(0, least(count, seen(c, i0 + r) - key)));
@@ -372,7 +362,8 @@ void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long 
           for (long n = 0; n < e; n += LANES) store(o + r * e + n, load(o + r * e + n) * factor);
       }
       if (c.few_rows) {
-        add_values(c, b, h, rows, key, count, S + h * s.plane, o);
+        const float* next = h + 1 < c.heads ? number(c.v, b, (h + 1) / groups(c), key) : number(c.k, b, 0, key + BLOCK);
+        add_few_values(c, b, h, rows, key, count, next, S + h * s.plane, o);
         continue;
       }
       const float* next = h + 1 < c.heads ? number(c.v_rows, b, (h + 1) / groups(c), key) : number(c.k_panels, b, 0, key + BLOCK);
@@ -532,7 +523,7 @@ void backward_tile(const Call& c, const Backward& g, const Shape& s, long b, lon
   std::memset(p.d_q, 0, 4 * c.heads * s.rows * d);
   for (long key = 0; key < keys; key += BLOCK) {
     const long whole = padded(least(BLOCK, keys - key));
-    if (c.few_rows) scores_of_rows(c, s, b, i0, rows, key, whole, p.S);
+    if (c.few_rows) scores_of_rows(c, s, b, i0, rows, key, whole, number(c.k, b, 0, key + BLOCK), p.S);
     else with_keys(c, s, c.q, b, i0, rows, c.k_panels, c.width, key, whole, number(g.v_panels, b, 0, key), p.S);
     with_keys(c, s, g.d_out, b, i0, rows, g.v_panels, c.value_width, key, whole, number(g.k_rows, b, 0, key), p.G);
     for (long r = 0; r < rows; r += CHUNK) {

@@ -84,6 +84,7 @@ struct Relative {
       const float *q = number(call.head.q, t.b, t.h, t.i0 + r), *p = number(call.p, t.b, t.h, t.i0 + r);
       for (long n = 0; n < count; n++) {
         const float* k = number(call.head.k, t.b, t.h / groups(call.head), t.key + n);
+        fetch(k + BLOCK * call.head.k.row, d), fetch(entry + (n + BLOCK) * d, d);
         S[r * BLOCK + n] = two_dots(q, k, p, entry + n * d, call.head.width);
       }
       for (long n = count; n < t.width; n++) S[r * BLOCK + n] = 0.0f;

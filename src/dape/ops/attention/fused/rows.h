@@ -15,6 +15,50 @@ inline long groups(const Call& c) { return c.heads / c.kv_heads; }
 template <class Call>
 inline long key_blocks(const Call& c) { return (c.keys + BLOCK - 1) / BLOCK; }
 
+// Few rows, as in decoding: from keys and values as they are, because to lay them out would cost more than it saves. Memory sets the
+// time, and no head's keys follow another's there: rows from `next` on, which lie apart as those here do, are fetched meanwhile.
+
+inline void fetch(const float* next, long width) {
+  for (long n = 0; n < width; n += 16) __builtin_prefetch(next + n);
+}
+
+// S[row, n] = q k' of `count` keys of a head.
+template <class Call>
+inline void scores_of_few(const Call& c, long b, long h, long i0, long rows, long key, long count, const float* next, float* S, long s_row) {
+  const float* k = number(c.k, b, h / groups(c), key);
+  for (long n = 0; n < count; n++, k += c.k.row, next += c.k.row) {
+    fetch(next, c.width);
+    for (long r = 0; r < rows; r++) S[r * s_row + n] = dot(number(c.q, b, h, i0 + r), k, c.width);
+  }
+}
+
+// O[V vectors] += P v of one row.
+template <int V>
+inline void add_vectors(long count, const float* P, const float* v, long v_row, float* O) {
+  Vec sums[V];
+#pragma GCC unroll 4
+  for (int x = 0; x < V; x++) sums[x] = load(O + x * LANES);
+  for (long n = 0; n < count; n++)
+#pragma GCC unroll 4
+    for (int x = 0; x < V; x++) sums[x] += P[n] * load(v + n * v_row + x * LANES);
+#pragma GCC unroll 4
+  for (int x = 0; x < V; x++) store(O + x * LANES, sums[x]);
+}
+
+// O[row, value width] += P v of `count` keys of a head; rows of P are BLOCK apart.
+template <class Call>
+inline void add_few_values(const Call& c, long b, long h, long rows, long key, long count, const float* next, const float* P, float* O) {
+  const float* v = number(c.v, b, h / groups(c), key);
+  for (long n = 0; n < count; n++) fetch(next + n * c.v.row, c.value_width);
+  for (long r = 0; r < rows; r++, P += BLOCK, O += padded(c.value_width)) {
+    long x = 0;
+    for (; x + 4 * LANES <= c.value_width; x += 4 * LANES) add_vectors<4>(count, P, v + x, c.v.row, O + x);
+    for (; x + LANES <= c.value_width; x += LANES) add_vectors<1>(count, P, v + x, c.v.row, O + x);
+    for (; x < c.value_width; x++)
+      for (long n = 0; n < count; n++) O[x] += P[n] * v[n * c.v.row + x];
+  }
+}
+
 // A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
 template <class Call>
 void finish_row(const Call& c, long b, long h, long i, const float* O, float top, float total) {
