@@ -45,7 +45,7 @@ struct Ramp {
 struct Separable {
   const float *rows, *rows_low;  // [item, channel, row]; null if there is none
   long row_item, row_channel;    // strides; 0 for items if they share
-  const float *keys, *keys_low;  // [item, channel, keys padded to BLOCK]
+  const float *keys, *keys_low;  // [item, channel, key], whole blocks of keys
   long key_item, key_channel;
 };
 
@@ -87,7 +87,7 @@ struct Backward {
   float* d_rows;                // [batch, queries]: every row has one thread
   float *d_slopes, *d_levels;   // [threads, pieces, heads + hidden]
   View d_of_rows;               // separable: [item, channel, row], "head" is the stride of channels
-  float* d_of_keys;             // [parts, item, channel, keys padded to BLOCK]
+  float* d_of_keys;             // [parts, item, channel, key], channels as far apart as those of the keys
 };
 
 long dape_lanes() { return LANES; }
@@ -399,7 +399,7 @@ struct Sums {  // of one thread, or of one share of an item
   float *fixed, *pre, *wa, *w2;  // wa, w2: [.., .., lane]
   float *k, *v;
   float *table, *slopes, *levels;  // of ramps; slopes, levels: [pieces, channel, lane]
-  float* of_keys;                  // separable: [channel, keys padded to BLOCK]
+  float* of_keys;                  // separable: [channel, key]
 };
 
 struct Planes {
@@ -472,7 +472,7 @@ void add_ramps(const Call& c, const Backward& g, long b, long i, long key, long 
 void add_to_separable(const Call& c, const Backward& g, long b, long i, long key, long width, long first, long channels,
                       const float* x, long x_row, float* of_keys) {
   for (long n = 0; n < channels; n++) {
-    float* to = of_keys + (first + n) * key_blocks(c) * BLOCK + key;
+    float* to = of_keys + (first + n) * c.separable.key_channel + key;
     Vec of_row{};
     for (long k = 0; k < width; k += LANES) {
       const Vec d = load(x + n * x_row + k);
@@ -694,7 +694,7 @@ long dape_backward(const Call* call, const Backward* backward) {
                          g.d_table + t * g.table_span, slopes, levels, nullptr};
       for (long share = t; share < c.batch * g.parts; share += c.threads) {
         const long b = share / g.parts, part = share % g.parts;
-        sums.of_keys = g.d_of_keys + (part * c.batch + b) * channels * key_blocks(c) * BLOCK;
+        sums.of_keys = g.d_of_keys + (part * c.batch + b) * channels * c.separable.key_channel;
         if (c.apart) backward_own(c, g, s, share, own, p, sums);
         else backward_share(c, g, s, share, p, sums);
       }

@@ -14,6 +14,8 @@ from dape.positional.base import LEAKY_SLOPE
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
 
+LINE = 16
+"""Numbers of a line of the cache."""
 ROWS, BLOCKED_ROWS, PANELS, KEY_STRIPS, WIDTH_STRIPS = range(5)
 
 

@@ -178,7 +178,8 @@ class SeparableTerms:
 
     def __init__(self, given: OfRowsAndKeys) -> None:
         (self._rows, rows_low), (keys, keys_low) = given.halves(torch.float32)
-        missing = library.whole_blocks(keys.shape[-1]) - keys.shape[-1]
+        # Channels a power of two apart would compete for the same lines of the cache.
+        missing = library.whole_blocks(keys.shape[-1]) - keys.shape[-1] + library.LINE
         self._keys_count = keys.shape[-1]
         self._rows, self._rows_low = self._rows.contiguous(), rows_low.contiguous()
         self._keys, self._keys_low = (torch.nn.functional.pad(x, (0, missing)).contiguous() for x in (keys, keys_low))
