@@ -29,6 +29,14 @@ def no_terminal(monkeypatch):
 
 
 @pytest.fixture
+def forget_graphs() -> Iterator[None]:
+    """Compile anew, whatever earlier tests compiled."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def here(monkeypatch) -> list[str]:
     """Runs that would each be a process take place in this one, one after the other; their names, as they begin."""
     names: list[str] = []

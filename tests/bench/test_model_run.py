@@ -1,8 +1,6 @@
 """The course of ``dape bench model``: its options, interruptions, limits, and what it refuses."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -141,8 +139,3 @@ def test_bad_input_is_refused_before_any_work(options, message, monkeypatch):
         object.__setattr__(config, name, value)  # past the type checks that tests may run with
     with pytest.raises(UsageError, match=message):
         run(config)
-
-
-def test_the_command_line_need_not_wait_for_torch():
-    code = "import sys, dape.bench.model; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

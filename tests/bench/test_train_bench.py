@@ -1,8 +1,6 @@
 """``dape bench train`` and its parts. Shapes are tiny: these tests are about what is reported, not about speed."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -319,8 +317,3 @@ def test_bad_input_is_refused_before_any_work(options, message, monkeypatch):
 def test_threads_are_used_and_restored(tmp_path):
     assert report_of(tmp_path, threads=2, encodings=("nope",))["config"]["threads"] == 2
     assert torch.get_num_threads() == 1
-
-
-def test_the_command_line_need_not_wait_for_torch():
-    code = "import sys, dape.bench.train; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

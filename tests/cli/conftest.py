@@ -9,6 +9,13 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
+def isolated(tmp_path, monkeypatch) -> None:
+    """A cache of its own and errors without tracebacks, whatever the environment says."""
+    monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("DAPE_DEBUG", raising=False)
+
+
+@pytest.fixture
 def dape_process() -> Run:
     """Run ``dape`` in a process of its own, its output captured as a pipe; keyword arguments set the environment."""
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tests.texts import random_words
 
 from dape.cli import main
 from dape.experiments import worker
@@ -33,14 +33,10 @@ FILES = ["compare.yaml", "curves.png", "curves.svg", "results.jsonl", "summary.m
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def elsewhere(isolated, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv("DAPE_DEBUG", raising=False)
-    draw = random.Random(0)
-    lines = [" ".join(draw.choices(["the", "cat", "sat", "on", "mats"], k=6)) for _ in range(150)]
-    (tmp_path / "words.txt").write_text("\n".join(lines))
+    (tmp_path / "words.txt").write_text(random_words(150))
 
 
 @pytest.fixture

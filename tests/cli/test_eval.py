@@ -2,11 +2,11 @@
 
 import json
 import os
-import random
 import shutil
 from pathlib import Path
 
 import pytest
+from tests.texts import random_words
 
 from dape.cli import main
 from dape.data.corpora import open_data
@@ -20,10 +20,9 @@ TINY = [*SIZES, "--batch", "2", "--steps", "4", "--threads", "1"]
 def runs(tmp_path_factory) -> Path:
     """A folder with a text, and runs on it: rope, learned, bpe (on a prepared folder)."""
     folder = tmp_path_factory.mktemp("runs")
-    draw = random.Random(0)
-    lines = [" ".join(draw.choices(["the", "cat", "sat", "on", "mats"], k=6)) for _ in range(150)]
-    (folder / "words.txt").write_text("\n".join(lines))
-    (folder / "other.txt").write_text("\n".join(reversed(lines)))
+    lines = random_words(150)
+    (folder / "words.txt").write_text(lines)
+    (folder / "other.txt").write_text("\n".join(reversed(lines.split("\n"))))
     words = str(folder / "words.txt")
     rope = ["--encoding", "rope", "--save-every", "2", "--seed", "7"]
     assert main(["train", "--data", words, *TINY, *rope, "--out", str(folder / "rope")]) == 0
@@ -33,11 +32,9 @@ def runs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(runs, tmp_path, monkeypatch):
+def elsewhere(runs, isolated, monkeypatch):
     monkeypatch.chdir(runs)
-    monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv("DAPE_DEBUG", raising=False)
 
 
 def evaluate(*argv: str, expect: int = 0) -> None:

@@ -2,12 +2,12 @@
 
 import importlib.util
 import json
-import random
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.texts import random_words
 
 transformers = pytest.importorskip("transformers")
 
@@ -35,14 +35,10 @@ SMALL = [
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def elsewhere(isolated, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.delenv("DAPE_DEBUG", raising=False)
-    draw = random.Random(0)
-    lines = [" ".join(draw.choices(["the", "cat", "sat", "on", "mats"], k=6)) for _ in range(300)]
-    (tmp_path / "words.txt").write_text("\n".join(lines))
+    (tmp_path / "words.txt").write_text(random_words(300))
     new_model("model")
 
 

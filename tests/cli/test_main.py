@@ -12,7 +12,6 @@ import sys
 
 import pytest
 import tyro
-from tests.thinned import few
 
 import dape
 from dape.cli import app, commands, help, main
@@ -29,21 +28,6 @@ def test_version(capsys):
 def test_console_script_is_main():
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="dape")
     assert script.load() is main
-
-
-@pytest.mark.parametrize(
-    "argv",
-    few(
-        3,
-        ["--version", "--help", "list", "list --json", "list --help", "bench --help", "bench attention --help", "lst"],
-    ),
-)
-def test_torch_is_not_imported(argv):
-    code = (
-        "import sys; from dape.cli import main; main(sys.argv[1:]); "
-        "sys.exit(any(m == 'torch' or m.startswith('torch.') for m in sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", code, *argv.split()], capture_output=True).returncode == 0
 
 
 def test_help_leads_a_newcomer(capsys):

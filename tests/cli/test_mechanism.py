@@ -1,10 +1,10 @@
 """``dape mechanism``: two small runs, what is printed and written."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
+from tests.texts import random_words
 
 from dape.cli import main
 
@@ -14,9 +14,7 @@ SIZES = ["--layers", "1", "--width", "16", "--heads", "2", "--train-length", "16
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("mechanism")
-    draw = random.Random(0)
-    lines = [" ".join(draw.choices(["the", "cat", "sat", "on", "mats"], k=6)) for _ in range(300)]
-    (folder / "words.txt").write_text("\n".join(lines))
+    (folder / "words.txt").write_text(random_words(300))
     for name, options in (("full", []), ("static", ["--encoding-options", "variant=bias_only"]), ("kerple", [])):
         encoding = "kerple" if name == "kerple" else "dape-kerple"
         argv = ["--data", str(folder / "words.txt"), "--out", str(folder / name), "--encoding", encoding]

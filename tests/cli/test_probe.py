@@ -1,12 +1,10 @@
 """``dape probe``: tables, rows, figures; training that goes on where it was; what it says when that is impossible."""
 
 import json
-import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.texts import random_words
 
 from dape.cli import app, main, probe
 from dape.cli.commands import COMMANDS, Command
@@ -21,9 +19,7 @@ TINY = ["--layers", "1", "--width", "16", "--heads", "2"]
 def runs(tmp_path_factory) -> Path:
     """A folder with a text, and two runs on it."""
     folder = tmp_path_factory.mktemp("runs")
-    draw = random.Random(0)
-    lines = [" ".join(draw.choices(["the", "cat", "sat", "on", "mats"], k=6)) for _ in range(400)]
-    (folder / "words.txt").write_text("\n".join(lines))
+    (folder / "words.txt").write_text(random_words(400))
     train = [
         "train",
         "--data",
@@ -43,14 +39,12 @@ def runs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(runs, tmp_path, monkeypatch):
+def elsewhere(runs, isolated, monkeypatch):
     if not any(command.name == "probe" for command in COMMANDS):
         command = Command("probe", probe.Probe, probe.run, examples={})
         monkeypatch.setattr(app, "COMMANDS", [*COMMANDS, command])
     monkeypatch.chdir(runs)
-    monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv("DAPE_DEBUG", raising=False)
 
 
 def run(*argv: str, expect: int = 0) -> None:
@@ -238,8 +232,3 @@ def test_wrong_training(capsys, argv, words):
 def test_other_settings_are_refused(trained, capsys):
     run(*FEW, "--methods", "rope", "--lr", "0.5", "--out", trained, expect=2)
     assert f"lr was {RecallConfig.lr}, now 0.5" in capsys.readouterr().err
-
-
-def test_torch_is_imported_late():
-    code = "import sys, dape.cli.probe; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

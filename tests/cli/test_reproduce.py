@@ -1,11 +1,11 @@
 """``dape reproduce``: from an experiment's name to verdicts, and the page about them."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.texts import random_words
 from tests.thinned import few
 
 from dape.actions import reproduce_time
@@ -17,14 +17,10 @@ from dape.results.records import read_rows
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def elsewhere(isolated, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv("DAPE_DEBUG", raising=False)
-    draw = random.Random(0)
-    lines = [" ".join(draw.choices(["the", "cat", "sat", "on", "mats"], k=6)) for _ in range(3000)]
-    (tmp_path / "words.txt").write_text("\n".join(lines))
+    (tmp_path / "words.txt").write_text(random_words(3000))
 
 
 def reproduce(*argv: str, expect: int = 0) -> None:

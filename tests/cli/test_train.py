@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 import shutil
 import sys
 from dataclasses import replace
@@ -12,6 +11,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tests.texts import random_words
 
 from dape.cli import main
 from dape.extras import install_command
@@ -27,14 +27,10 @@ TINY = [*SIZES, "--batch", "2", "--steps", "4", "--log-every", "1", "--threads",
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def elsewhere(isolated, tmp_path, monkeypatch):
     """In an empty folder with a text in it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("DAPE_DEBUG", raising=False)
-    draw = random.Random(0)
-    lines = [" ".join(draw.choices(["the", "cat", "sat", "on", "mats"], k=6)) for _ in range(100)]
-    (tmp_path / "words.txt").write_text("\n".join(lines))
+    (tmp_path / "words.txt").write_text(random_words(100))
 
 
 def train(*argv: str, expect: int = 0) -> None:

@@ -2,13 +2,13 @@
 
 import json
 import os
-import random
 import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.texts import random_words
 
 from dape.actions.progress import ProgressLine
 from dape.cli import main
@@ -23,10 +23,9 @@ TINY = [*SIZES, "--batch", "2", "--steps", "2", "--threads", "1"]
 def runs(tmp_path_factory) -> Path:
     """A folder with a text, and runs on it."""
     folder = tmp_path_factory.mktemp("runs")
-    draw = random.Random(0)
-    lines = [" ".join(draw.choices(["the", "cat", "sat", "on", "mats"], k=6)) for _ in range(400)]
-    (folder / "words.txt").write_text("\n".join(lines))
-    (folder / "other.txt").write_text("\n".join(reversed(lines)))
+    lines = random_words(400)
+    (folder / "words.txt").write_text(lines)
+    (folder / "other.txt").write_text("\n".join(reversed(lines.split("\n"))))
     words = str(folder / "words.txt")
     learned = ["--encoding", "learned", "--encoding-options", "max_positions=16"]
     dape = ["--encoding", "dape-kerple", "--encoding-options", "variant=concat", "--save-every", "1", "--seed", "7"]
@@ -36,10 +35,8 @@ def runs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(runs, tmp_path, monkeypatch):
+def elsewhere(runs, isolated, monkeypatch):
     monkeypatch.chdir(runs)
-    monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("DAPE_DEBUG", raising=False)
 
 
 @pytest.fixture

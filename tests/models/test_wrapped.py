@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.wrapping import FACTOR, Times, around, hook
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
@@ -18,31 +19,6 @@ from dape.models.encoder import Encoder
 from dape.tasks.chomsky.catalogue import load
 from dape.tasks.chomsky.config import CheConfig
 from dape.tasks.chomsky.model import encoder_for
-
-FACTOR = 1.5
-
-
-def larger(module: nn.Module, args: object, out: Tensor) -> Tensor:
-    return FACTOR * out
-
-
-class Times(nn.Module):
-    def __init__(self, inner: nn.Module | None = None) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner: Tensor = x if self.inner is None else self.inner(x)
-        return FACTOR * inner
-
-
-def hook(module: nn.Module, name: str) -> None:
-    module.get_submodule(name).register_forward_hook(larger)
-
-
-def around(module: nn.Module, name: str) -> None:
-    parent, _, attribute = name.rpartition(".")
-    setattr(module.get_submodule(parent), attribute, Times(module.get_submodule(name)))
 
 
 def parametrised(module: nn.Module, name: str) -> None:

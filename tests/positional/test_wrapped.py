@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.positional.test_conformance import IMPLS, NAMES, assert_near, layer, make, project, tokens
+from tests.wrapping import FACTOR, Times, around, hook, larger, replace
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
@@ -21,7 +22,6 @@ from dape.positional.dape import DapeWrapper
 from dape.positional.layers import Affine, RowConvolution
 from dape.positional.randomized import Randomized
 
-FACTOR = 1.5
 LENGTH = 9
 
 
@@ -56,31 +56,6 @@ def assert_acts(pe: PositionalEncoding, equivalent: PositionalEncoding, **call) 
         assert_near(blocked[2][name], grad)
 
 
-def larger(module: nn.Module, args: object, out: Tensor) -> Tensor:
-    return FACTOR * out
-
-
-class Times(nn.Module):
-    """A parametrisation, or a layer around a layer."""
-
-    def __init__(self, inner: nn.Module | None = None) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner: Tensor = x if self.inner is None else self.inner(x)
-        return FACTOR * inner
-
-
-def replace(pe: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, attribute = name.rpartition(".")
-    setattr(pe.get_submodule(parent), attribute, module)
-
-
-def hook(pe: nn.Module, name: str) -> None:
-    pe.get_submodule(name).register_forward_hook(larger)
-
-
 def pre_hook(pe: nn.Module, name: str) -> None:
     pe.get_submodule(name).register_forward_pre_hook(lambda module, args: (FACTOR * args[0],))
 
@@ -107,10 +82,6 @@ def old_weight_norm(pe: nn.Module, name: str) -> None:
         module: nn.Module = nn.utils.weight_norm(pe.get_submodule(name))
     with torch.no_grad():
         module.weight_g.mul_(FACTOR)
-
-
-def around(pe: nn.Module, name: str) -> None:
-    replace(pe, name, Times(pe.get_submodule(name)))
 
 
 def scaled(pe: nn.Module, name: str, *parts: str) -> None:

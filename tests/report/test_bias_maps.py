@@ -253,11 +253,3 @@ def test_the_same_arrays_give_the_same_files(tmp_path):
     assert [path.name for path in written] == [f"{name}.{ending}" for name in heard for ending in ("png", "svg")]
     before = [path.read_bytes() for path in written]
     assert [path.read_bytes() for path in draw_maps(small, tmp_path)] == before
-
-
-def test_torch_is_not_needed():
-    import subprocess
-    import sys
-
-    code = "import sys, dape.report.bias_maps, dape.report.bias_summary; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

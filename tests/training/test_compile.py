@@ -2,17 +2,9 @@
 
 import pytest
 import torch
+from tests.compiling import COMPILES
 
-# Warnings of the compiler about itself: inductor uses torch.jit.
-OWN_WARNINGS = ("ignore:The .grad attribute of a Tensor that is not a leaf", "ignore:`torch.jit:DeprecationWarning")
-pytestmark = [pytest.mark.compile, *(pytest.mark.filterwarnings(warning) for warning in OWN_WARNINGS)]
-
-
-@pytest.fixture(autouse=True)
-def forget_graphs():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = COMPILES
 
 
 @pytest.mark.parametrize(

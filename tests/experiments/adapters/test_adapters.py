@@ -1,12 +1,12 @@
 """``dape study adapters``: its plan, each treatment of a tiny model, and the command."""
 
-import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.texts import random_words
 
 transformers = pytest.importorskip("transformers")
 
@@ -128,9 +128,7 @@ def here(here, tmp_path, monkeypatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
-    draw = random.Random(0)
-    lines = [" ".join(draw.choices(["the", "cat", "sat", "on", "mats"], k=6)) for _ in range(300)]
-    (tmp_path / "words.txt").write_text("\n".join(lines))
+    (tmp_path / "words.txt").write_text(random_words(300))
     return here
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.compiling import COMPILES
 from torch import Tensor
 
 import dape
@@ -9,16 +10,7 @@ import dape
 HEADS, WIDTH = 4, 8
 LENGTHS = (5, 9, 17, 33)
 
-# Warnings of the compiler about itself: dynamo looks at the gradients of what enters a graph, inductor uses torch.jit.
-OWN_WARNINGS = ("ignore:The .grad attribute of a Tensor that is not a leaf", "ignore:`torch.jit:DeprecationWarning")
-pytestmark = [pytest.mark.compile, *(pytest.mark.filterwarnings(warning) for warning in OWN_WARNINGS)]
-
-
-@pytest.fixture(autouse=True)
-def forget_graphs():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = COMPILES
 
 
 def training_step(attention, pe, length: int) -> list[Tensor]:
