@@ -145,7 +145,7 @@ def test_too_little_text_to_validate(capsys, tmp_path):
         ("--encoding dape-cope", "dape cannot be put on 'cope'"),
         ("--encoding rope --encoding-options hidden=3", "--encoding-options hidden=3"),
         ("--encoding-options hidden=0", "hidden must be a positive whole number"),
-        ("--encoding-options hidden", "is not NAME=VALUE"),
+        ("--encoding-options hidden", "hidden: not NAME=VALUE"),
         ("--data nowhere", "nowhere: no such file or folder"),
         ("--data /dev/null", "/dev/null can be read only once"),
         ("--device cuda:77", "--device cuda:77: cannot be used here"),
