@@ -73,6 +73,20 @@ def test_before_and_after(capsys):
     assert not Path("out/tuning").exists() and Path("out/curves.png").exists()
 
 
+def test_in_place_of_the_rotation_nothing_is_trained(monkeypatch, capsys):
+    monkeypatch.setattr(Tuner, "run", lambda *_, **__: pytest.fail("trained"))
+    extend("--method", "self-extend")
+    rows = {(row.label, row.length): row for row in read_rows(Path("out/results.jsonl"))}
+    assert {label for label, _ in rows} == {"rope", "self-extend (untrained)"}
+    assert rows["self-extend (untrained)", 16].value == pytest.approx(rows["rope", 16].value, rel=1e-5)
+    assert rows["self-extend (untrained)", 32].value != rows["rope", 32].value
+    model = transformers.AutoModelForCausalLM.from_pretrained("model")
+    assert load_adapter(model, "out/adapter") is model
+    extend("--method", "self-extend")  # everything is there
+    extend("--method", "rerope", "--rope", "yarn", "--out", "other", expect=2)
+    assert "rope='yarn' means nothing" in capsys.readouterr().err
+
+
 def test_yarn_untuned_is_the_librarys_yarn():
     """The middle rows: what `from_pretrained` with YaRN in the configuration gives, measured by itself."""
     extend()

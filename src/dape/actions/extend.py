@@ -28,6 +28,7 @@ from dape.actions.extend_work import (
     UNTUNED,
     adapter_factor,
     is_measured_untuned,
+    is_untrained,
     measured,
     put_in,
     train,
@@ -88,7 +89,8 @@ def extend(
         model: folder of a model of the transformers library, as ``save_pretrained`` writes it. Nothing is downloaded.
         data: text to train and measure on: what ``dape.open_data`` takes, or what it returns.
         out: folder for the adapter and the results; it belongs to one model, one text and one choice of settings.
-        method: DAPE on any additive bias (dape-alibi) or on none (dape-nope), or the bias alone (kerple).
+        method: DAPE on any additive bias (dape-alibi) or on none (dape-nope), the bias alone (kerple); or rerope or
+            self-extend in place of the model's rotation, with nothing to train.
         options: of the encoding, such as ``{"hidden": 16}``.
         rope: the model's rotation under the adapter: ``yarn`` slows it down, ``keep``, ``remove``; ``auto`` is yarn
             where the model has a plain rotation.
@@ -191,7 +193,8 @@ def _extend(options: ExtendOptions) -> Extended:
         rows += measure(UNTUNED, method="yarn", variant=f"untuned, factor {adapter_factor(model):g}")
     if not (options.out / ADAPTER).is_dir() and not train(options, model, lessons, tuning, corpus.hash):
         return _found(options, rows, evaluation, finished=False)
-    rows += measure(AFTER, method=options.method, variant="adapter", step=options.steps)
+    variant, step = ("untrained", 0) if is_untrained(model) else ("adapter", options.steps)
+    rows += measure(AFTER, method=options.method, variant=variant, step=step)
     return _found(options, rows, evaluation, finished=True)
 
 

@@ -34,7 +34,8 @@ class ExtendOptions:
     out: Path = Path("runs/extend")
     """Folder for the adapter and the results. What is finished is not done again."""
     method: str = "dape-kerple"
-    """The adapter: DAPE on any additive bias (dape-alibi) or on none (dape-nope), or the bias alone (kerple)."""
+    """The adapter: DAPE on any additive bias (dape-alibi) or on none (dape-nope), the bias alone (kerple); or rerope or
+    self-extend in place of the model's rotation, with nothing to train."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the encoding, such as hidden=16; or variant=bias_map for f(B) without content, best with `rope`
     keep."""
@@ -112,7 +113,10 @@ def _check_before_loading(options: ExtendOptions) -> None:
 def rotation_of(options: ExtendOptions, model: "nn.Module") -> dict[str, Any]:
     """Arguments of ``dape.hf.extend``."""
     from dape.hf.hosts import has_plain_rotation
+    from dape.hf.methods import stands_in
 
+    if stands_in(options.method) and options.rope != "yarn" and options.factor is None:
+        return {"rope": "remove", "factor": 1.0}
     length = length_of(options, model)
     factor = max(evaluation_of(options, length).lengths) / length if options.factor is None else options.factor
     rope = options.rope

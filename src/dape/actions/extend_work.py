@@ -28,6 +28,13 @@ def is_measured_untuned(options: ExtendOptions, model: "nn.Module") -> bool:
     return adapter_of(model).rope == "yarn" and (is_new or (options.out / UNTUNED).is_file())
 
 
+def is_untrained(model: "nn.Module") -> bool:
+    """There is nothing in the adapter to train."""
+    from dape.hf.adapter import adapter_parameters
+
+    return next(adapter_parameters(model), None) is None
+
+
 def adapter_factor(model: "nn.Module") -> float:
     """Of YaRN under the adapter."""
     from dape.hf import adapter_of
@@ -62,6 +69,9 @@ def train(options: ExtendOptions, model: "nn.Module", lessons: "HostTextTask", t
     from dape.hf.tune import Tuner
     from dape.training.interrupt import Interruption
 
+    if is_untrained(model):
+        save_adapter(model, options.out / ADAPTER)
+        return True
     folder = options.out / "tuning"
     tuner = Tuner(model, lessons, tuning, folder)
     count, rotation = sum(p.numel() for p in adapter_parameters(model)), rotation_of(options, model)

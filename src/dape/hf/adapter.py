@@ -2,6 +2,7 @@
 
     A + f([A; B])     dape-X, zero_init: the model as it was, until f learns
     A + g B           X alone, zero_init: the same with one number per head in front of the bias
+    rerope, self-extend    in place of the model's rotation; there is nothing to train
 
 A are the scores of the model, rotated if it rotates. With ``zero_init=False`` the encoding starts as in a new model.
 """
@@ -27,14 +28,14 @@ from dape.hf.hosts import (
     check_unscaled,
     describe,
     device_of,
+    drop_rotation,
     library_model,
     own_config,
     restore_rotation,
-    rotary_modules,
     scale_rotation,
     set_dropout,
 )
-from dape.hf.methods import check_for_host, check_method, new_encoding
+from dape.hf.methods import check_for_host, check_method, in_place_of_rotation, new_encoding, stands_in
 from dape.positional.base import PositionalEncoding
 
 Rope = Literal["keep", "remove", "yarn"]
@@ -113,8 +114,10 @@ def plan(
     host = describe(model)
     if hasattr(model, HANDLE):
         raise ValueError("the model has an adapter already; dape.hf.remove(model) takes it out")
-    check_rope(model, host, rope, factor)
     check_method(method)
+    if stands_in(method):
+        options, rope = in_place_of_rotation(method, host, model.config, rope, options), "remove"
+    check_rope(model, host, rope, factor)
     check_for_host(method, host)
     check_attention(model)
     length = host.train_length if train_length is None else train_length
@@ -224,9 +227,7 @@ def _check_no_peft_in_training(model: nn.Module) -> None:
 def _hooks(model: nn.Module, rope: Rope) -> list[RemovableHandle]:
     body: nn.Module = model.base_model  # pyright: ignore[reportAssignmentType]
     handles = [body.register_forward_pre_hook(_check_call, with_kwargs=True)]
-    if rope == "remove":
-        handles += [module.register_forward_hook(_no_rotation) for module in rotary_modules(model)]
-    return handles
+    return handles + drop_rotation(model) if rope == "remove" else handles
 
 
 def _check_call(body: nn.Module, args: Any, given: dict[str, Any]) -> None:
@@ -275,11 +276,6 @@ def _switch(model: nn.Module, implementation: str) -> str:
             f"{config._attn_implementation!r}); load it with attn_implementation='eager' or 'sdpa'"
         )
     return before
-
-
-def _no_rotation(module: nn.Module, args: Any, output: tuple[torch.Tensor, torch.Tensor]) -> tuple[Any, Any]:
-    cos, sin = output
-    return torch.ones_like(cos), torch.zeros_like(sin)
 
 
 def adapter_of(model: nn.Module) -> Adapter:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from dape.hf.families import FAMILIES, check_family, layers_in
 
@@ -124,6 +125,16 @@ def rotary_modules(model: nn.Module) -> Iterator[nn.Module]:
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "rotary_emb":
             yield module
+
+
+def drop_rotation(model: nn.Module) -> list[RemovableHandle]:
+    """Queries and keys stay as they are, until the handles are removed."""
+    return [module.register_forward_hook(_no_rotation) for module in rotary_modules(model)]
+
+
+def _no_rotation(module: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    cos, sin = output
+    return torch.ones_like(cos), torch.zeros_like(sin)
 
 
 Rotation = tuple[nn.Module, Tensor, float]

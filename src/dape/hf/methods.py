@@ -1,6 +1,6 @@
 """Which encodings may be an adapter, and how one is built for a model."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dape.hf.families import FAMILIES
 from dape.positional.base import AdditiveBias, PositionalEncoding
@@ -10,14 +10,18 @@ from dape.positional.gated import Gated
 from dape.positional.names import DAPE, DAPE_V2, parse
 
 if TYPE_CHECKING:
-    from dape.hf.adapter import Adapter
+    from dape.hf.adapter import Adapter, Rope
     from dape.hf.hosts import Host
+
+STAND_INS = ("rerope", "self-extend")
 
 
 def check_method(method: str) -> None:
     if not isinstance(method, str):
         raise TypeError(f"an adapter is chosen by its name, a string such as 'dape-kerple'; got {method!r}")
     entry, name = find(method), parse(method)
+    if stands_in(method):
+        return
     if "rotate" in entry.hook:
         raise ValueError(
             f"{method}: turns queries and keys, but the model has its own rotation, or was trained without any. For a "
@@ -37,6 +41,33 @@ def check_for_host(method: str, host: "Host") -> None:
         )
 
 
+def stands_in(method: str) -> bool:
+    """Whether the encoding turns queries and keys in place of the model's own rotation, with nothing to train."""
+    return method in STAND_INS
+
+
+def in_place_of_rotation(
+    method: str, host: "Host", config: Any, rope: "Rope", options: dict[str, Any]
+) -> dict[str, Any]:
+    """The options of an encoding that stands in: its base and its share of the channels are the model's."""
+    rotation = host.rope_parameters or {}
+    plain = rotation.get("rope_type", "default") == "default" and "rope_theta" in rotation
+    if not (host.rotates and plain and all(getattr(config, "no_rope_layers", None) or [True])):
+        raise ValueError(
+            f"{method} stands in for a plain rotation, the same in every layer; {host.model_type} has "
+            f"{'another one' if host.rotates else 'none'}. Use another adapter"
+        )
+    if getattr(config, "attn_logit_softcapping", None):
+        raise ValueError(
+            f"{method} makes scores of its own, and {host.model_type} bounds its scores; use another adapter"
+        )
+    if rope == "yarn":
+        raise ValueError(
+            f"{method} stands in for the model's rotation, so that rope='yarn' means nothing; leave it out"
+        )
+    return {"base": rotation["rope_theta"], "fraction": rotation.get("partial_rotary_factor", 1.0), **options}
+
+
 def _adds_alibi(host: "Host") -> bool:
     return FAMILIES[host.model_type].positions == "alibi"
 
@@ -46,7 +77,10 @@ def _possible() -> str:
     bases = [
         entry.name for entry in ENTRIES.values() if entry.dape and "rotate" not in entry.hook and not entry.features
     ]
-    return f"possible: {', '.join(biases)}, and dape-X with X one of {', '.join(bases)}"
+    return (
+        f"possible: {', '.join(biases)}, and dape-X with X one of {', '.join(bases)}; in place of the model's rotation "
+        f"{' and '.join(STAND_INS)}"
+    )
 
 
 def new_encoding(adapter: "Adapter") -> PositionalEncoding:

@@ -81,7 +81,9 @@ def test_wrong_names():
 # Treatments ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [t.name for t in TREATMENTS.values() if not t.scaling and t.rope == "keep"])
+@pytest.mark.parametrize(
+    "name", [t.name for t in TREATMENTS.values() if not t.scaling and t.rope == "keep" and t.trained != "nothing"]
+)
 def test_nothing_has_changed_before_training(name, base):
     tokens = torch.randint(0, 99, (2, 20), generator=torch.Generator().manual_seed(0))
     before = transformers.LlamaForCausalLM.from_pretrained(base)(tokens).logits
@@ -119,6 +121,25 @@ def test_a_study_of_the_own_length_alone_slows_nothing(name, base):
     assert same == (name != "dape-kerple-no-rope")
 
 
+@pytest.mark.parametrize("name", ["rerope", "self-extend"])
+def test_two_rotations_are_the_model_within_the_window_and_another_beyond(name, base):
+    tokens = torch.randint(0, 99, (2, 30), generator=torch.Generator().manual_seed(0))
+    model, plain = treated(job(treatment=name, base=str(base))), transformers.LlamaForCausalLM.from_pretrained(base)
+    torch.testing.assert_close(model(tokens[:, :4]).logits, plain(tokens[:, :4]).logits, atol=1e-5, rtol=1e-5)
+    assert (model(tokens).logits[:, -1] - plain(tokens).logits[:, -1]).abs().max() > 1e-5
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_drope_is_the_model_without_its_rotation(base):
+    """One layer then sees a set of tokens: the order of those before the last does not matter."""
+    tokens = torch.randint(0, 99, (2, 8), generator=torch.Generator().manual_seed(0))
+    swapped = tokens[:, [0, 5, 2, 3, 4, 1, 6, 7]]
+    model, plain = treated(job(treatment="drope", base=str(base))), transformers.LlamaForCausalLM.from_pretrained(base)
+    torch.testing.assert_close(model(tokens).logits[:, -1], model(swapped).logits[:, -1], atol=1e-6, rtol=1e-5)
+    assert (plain(tokens).logits[:, -1] - plain(swapped).logits[:, -1]).abs().max() > 1e-5
+    assert all(p.requires_grad for p in model.parameters())
+
+
 # The command ---------------------------------------------------------------------------------------------------------
 
 
@@ -138,13 +159,14 @@ def command(*argv: str, expect: int = 0) -> None:
 
 
 def test_from_text_to_table(here):
-    names = ["yarn", "dape-kerple", "map-kerple", "kerple", "fine-tuned", "dape-kerple-no-rope", "yarn-tuned"]
+    names = ["yarn", "dape-kerple", "map-kerple", "kerple", "fine-tuned", "dape-kerple-no-rope", "yarn-tuned", "drope"]
+    names += ["rerope", "self-extend"]
     command("--treatments", *names, "--tuned-at", "16")
     assert here[0] == "base-seed0" and len(here) == 1 + len(names)
     rows = read_rows(Path("out/results.jsonl"))
     assert {row.length for row in rows} == {8, 16, 32} and len(rows) == 3 * len(here)
     by_label = {row.label: row for row in rows if row.length == 32}
-    assert set(by_label) == {"rope", "yarn", *(f"{name} (tuned at 16)" for name in names[1:])}
+    assert set(by_label) == {"rope", "yarn", *names[-2:], *(f"{name} (tuned at 16)" for name in names[1:-2])}
     assert len({row.value for row in by_label.values()}) == len(by_label)
     assert by_label["dape-kerple (tuned at 16)"].extra["trained"] == 230 and by_label["yarn"].extra["trained"] == 0
     assert "dape-kerple (tuned at 16)" in Path("out/table.md").read_text()

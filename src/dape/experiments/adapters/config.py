@@ -20,10 +20,10 @@ class Treatment:
     about: str
     trained: Trained = "adapter"
     method: str = ""
-    """The adapter, if there is one."""
+    """The adapter, or what stands in for the rotation; nothing if there is neither."""
     options: dict[str, Any] = field(default_factory=dict)
     rope: Literal["keep", "remove", "yarn"] = "keep"
-    """Under an adapter."""
+    """The model's own rotation; yarn only under an adapter."""
     scaling: Literal["", "linear", "yarn"] = ""
     """Without an adapter: by length / training length where nothing is trained, else by the greatest of these."""
 
@@ -32,11 +32,17 @@ def _adapter(name: str, about: str, method: str = "dape-kerple", **more: Any) ->
     return Treatment(name=name, about=about, method=method, **more)
 
 
+def _untrained(method: str, about: str) -> Treatment:
+    return Treatment(name=method, about=about, trained="nothing", method=method)
+
+
 TREATMENTS: dict[str, Treatment] = {
     t.name: t
     for t in (
         Treatment(name="pi", about="position interpolation, untuned", trained="nothing", scaling="linear"),
         Treatment(name="yarn", about="YaRN, untuned", trained="nothing", scaling="yarn"),
+        _untrained("rerope", "ReRoPE: the lag ends at half the training length, untuned"),
+        _untrained("self-extend", "Self-Extend: far positions in groups, untuned"),
         _adapter("dape-kerple", "A + f([A; B]), B of kerple"),
         _adapter("map-kerple", "A + f(B): the same without content", options={"variant": "bias_map"}),
         _adapter("kerple", "A + g B: a static bias that fades in", method="kerple"),
@@ -47,6 +53,7 @@ TREATMENTS: dict[str, Treatment] = {
         _adapter("dape-kerple-yarn", "A + f([A; B]) over YaRN", rope="yarn"),
         _adapter("map-kerple-yarn", "A + f(B) over YaRN", options={"variant": "bias_map"}, rope="yarn"),
         Treatment(name="fine-tuned", about="all weights tuned, the rotation as it is", trained="all"),
+        Treatment(name="drope", about="DroPE: the rotation dropped, all weights tuned", trained="all", rope="remove"),
         Treatment(name="yarn-tuned", about="all weights tuned under YaRN", trained="all", scaling="yarn"),
     )
 }

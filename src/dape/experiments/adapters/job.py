@@ -95,7 +95,7 @@ def treated(job: AdapterJob) -> Any:
 
     from dape.hf import checksums
     from dape.hf.adapter import extend
-    from dape.hf.hosts import scale_rotation
+    from dape.hf.hosts import drop_rotation, scale_rotation
 
     checksums.verify(Path(job.base))
     treatment = find(job.treatment)
@@ -105,6 +105,8 @@ def treated(job: AdapterJob) -> Any:
         rope = "keep" if treatment.rope == "yarn" and reach == 1 else treatment.rope
         factor = reach if rope == "yarn" else 1.0
         extend(model, treatment.method, rope=rope, factor=factor, train_length=length, **treatment.options)
+    elif treatment.rope == "remove":
+        drop_rotation(model)
     elif treatment.scaling and treatment.trained != "nothing":
         scale_rotation(model, treatment.scaling, reach, length)
     return model
