@@ -29,7 +29,15 @@ enough as u and with it ``pre`` does not grow with distance.
 import triton
 import triton.language as tl
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+from dape.ops.attention.triton_kernels.products import LOG2_E, cells, dot, planes, turn
+from dape.ops.attention.triton_kernels.ramps import (
+    entries,
+    gradient_along,
+    of_each_row,
+    on_pieces,
+    place_of_cells,
+    sums_in_pieces,
+)
 
 _SIZES = ["offset", "start", "queries", "keys", "span", "static_c", "static_i", "static_r", "pre_c", "pre_i", "pre_r",
           "of_rows_i"]  # fmt: skip
@@ -77,81 +85,18 @@ def _store_row_values(x, value, item, rows, count, x_b, x_h, X_T: tl.constexpr, 
 
 
 @triton.jit
-def _dot(a, b, STORE: tl.constexpr, TYPE: tl.constexpr):
-    return tl.dot(a.to(STORE).to(TYPE), b.to(STORE).to(TYPE), input_precision="ieee")
-
-
-@triton.jit
-def _turn(x):
-    """[h, a, b] -> [h, b, a]"""
-    return tl.permute(x, (0, 2, 1))
-
-
-@triton.jit
 def _product(a, rows, queries, a_b, a_h, a_t, b, cols, keys, b_b, b_h, b_t, item, HEADS: tl.constexpr,
              GROUP: tl.constexpr, WIDTH: tl.constexpr, HP: tl.constexpr, PIECE: tl.constexpr,
              STORE: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """Rows of a times rows of b, [HP, rows, cols], PIECE columns at a time: shared memory holds no more of them."""
     x = _rows(a, item, rows, queries, 0, a_b, a_h, a_t, HEADS, 1, WIDTH, HP, PIECE)
     y = _rows(b, item, cols, keys, 0, b_b, b_h, b_t, HEADS, GROUP, WIDTH, HP, PIECE)
-    total = _dot(x, _turn(y), STORE, TYPE)
+    total = dot(x, turn(y), STORE, TYPE)
     for first in tl.static_range(PIECE, WIDTH, PIECE):
         x = _rows(a, item, rows, queries, first, a_b, a_h, a_t, HEADS, 1, WIDTH, HP, PIECE)
         y = _rows(b, item, cols, keys, first, b_b, b_h, b_t, HEADS, GROUP, WIDTH, HP, PIECE)
-        total += _dot(x, _turn(y), STORE, TYPE)
+        total += dot(x, turn(y), STORE, TYPE)
     return total
-
-
-@triton.jit
-def _cells(x, HP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    return tl.reshape(tl.permute(x, (1, 2, 0)), (M * N, HP))
-
-
-@triton.jit
-def _planes(x, HP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    return tl.permute(tl.reshape(x, (M, N, HP)), (2, 0, 1))
-
-
-@triton.jit
-def _entries(table, i0, j0, queries, keys, start, M: tl.constexpr, N: tl.constexpr):
-    """Of a table of one channel, [M * N, 1]."""
-    cell = tl.arange(0, M * N)[:, None]
-    i, j = i0 + cell // N, j0 + cell % N
-    return tl.load(table + (start - i + j), mask=(i < queries) & (j < keys), other=0.0)
-
-
-@triton.jit
-def _of_rows(of_rows, item, i0, queries, of_rows_i, M: tl.constexpr, N: tl.constexpr):
-    """The number of each cell's row, [M * N, 1]."""
-    i = i0 + tl.arange(0, M * N)[:, None] // N
-    return tl.load(of_rows + item.to(tl.int64) * of_rows_i + i, mask=i < queries, other=0.0)
-
-
-@triton.jit
-def _place(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS: tl.constexpr, M: tl.constexpr,
-           N: tl.constexpr):  # fmt: skip
-    """Of each cell where it lies along the ramp, which is u, and in which piece of it, [M * N, 1]."""
-    if KINKS:
-        along = _entries(table, i0, j0, queries, keys, start, M, N)
-        along *= _of_rows(of_rows, item, i0, queries, of_rows_i, M, N)
-        piece = tl.zeros((M * N, 1), tl.int32)
-        for n in range(KINKS):
-            piece += (along > tl.load(kinks + n)).to(tl.int32)
-    else:
-        along, piece = item, item  # which nobody reads
-    return along, piece
-
-
-@triton.jit
-def _slopes(x, piece, CHANNELS: tl.constexpr):
-    """[M * N, CHANNELS]"""
-    return tl.load(x + piece * (2 * CHANNELS) + tl.arange(0, CHANNELS)[None, :])
-
-
-@triton.jit
-def _on_pieces(x, along, piece, CHANNELS: tl.constexpr):
-    """[M * N, CHANNELS]"""
-    return _slopes(x, piece, CHANNELS) * along + _slopes(x + CHANNELS, piece, CHANNELS)
 
 
 @triton.jit
@@ -159,7 +104,7 @@ def _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, along, pi
          TABLES: tl.constexpr, HIDDEN: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # fmt: skip
     """[M * N, DP]"""
     if PIECES:
-        return _on_pieces(pre, along, piece, DP)
+        return on_pieces(pre, along, piece, DP)
     cell = tl.arange(0, M * N)[:, None]
     u = tl.arange(0, DP)[None, :]
     i, j = i0 + cell // N, j0 + cell % N
@@ -175,10 +120,10 @@ def _layer(x, weight, HP: tl.constexpr, DP: tl.constexpr, STORE: tl.constexpr, T
     """x times a matrix of f, whose addresses are given. In half precision both are taken in two parts, of which the
     weights' lesser one lies behind the other, and the product is nearly as good as in float32."""
     upper = tl.load(weight)
-    total = _dot(x, upper, STORE, TYPE)
+    total = dot(x, upper, STORE, TYPE)
     if tl.float32 != STORE:
-        total += _dot(x - x.to(STORE).to(tl.float32), upper, STORE, TYPE)
-        total += _dot(x, tl.load(weight + HP * DP), STORE, TYPE)
+        total += dot(x - x.to(STORE).to(tl.float32), upper, STORE, TYPE)
+        total += dot(x, tl.load(weight + HP * DP), STORE, TYPE)
     return total
 
 
@@ -207,7 +152,7 @@ def _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start,
     logits = logits * LOG2_E
     visible = j < keys
     if PIECES:
-        logits += _planes(_on_pieces(static, along, piece, HP), HP, M, N)
+        logits += planes(on_pieces(static, along, piece, HP), HP, M, N)
     elif STATIC:
         if TABLES:
             where = h * static_c + (start - i + j)
@@ -260,17 +205,17 @@ def forward(
         cols = j0 + tl.arange(0, N)
         if PK >= WIDTH:
             key = _rows(k, item, cols, keys, 0, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, PK)
-            logits = _dot(queries_here, _turn(key), STORE, TYPE) * scale
+            logits = dot(queries_here, turn(key), STORE, TYPE) * scale
         else:
             logits = _product(q, rows, queries, q_b, q_h, q_t, k, cols, keys, k_b, k_h, k_t, item,
                               HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
-        along, piece = _place(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS, M, N)
+        along, piece = place_of_cells(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS, M, N)
         if MIX:
-            z = _layer(_cells(logits, HP, M, N) * SHRINK, wa_t, HP, DP, STORE, TYPE) * (1 / SHRINK)
+            z = _layer(cells(logits, HP, M, N) * SHRINK, wa_t, HP, DP, STORE, TYPE) * (1 / SHRINK)
             own = _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, along, piece, PIECES, TABLES,
                        HIDDEN, DP, M, N)  # fmt: skip
             change = _leaky(z + own, SLOPE) - _of_position(own, PIECES, SLOPE)[0]
-            logits += _planes(_layer(change * SHRINK, w2_t, HP, DP, STORE, TYPE), HP, M, N) * (1 / SHRINK)
+            logits += planes(_layer(change * SHRINK, w2_t, HP, DP, STORE, TYPE), HP, M, N) * (1 / SHRINK)
         logits = _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start,
                          static_i, static_c, static_r, along, piece, PIECES, TABLES, CAUSAL, STATIC, PADDING,
                          HEADS, HP, M, N)  # fmt: skip
@@ -280,7 +225,7 @@ def forward(
         shrink = tl.exp2(largest - safe)
         total = total * shrink + tl.sum(p, axis=2, keep_dims=True)
         value = _rows(v, item, cols, keys, mine, v_b, v_h, v_t, HEADS, GROUP, VALUES, HP, SV)
-        sums = sums * shrink + _dot(p, value, STORE, TYPE)
+        sums = sums * shrink + dot(p, value, STORE, TYPE)
         largest = now
     nothing = total == 0.0
     sums = sums / tl.where(nothing, 1.0, total)
@@ -307,7 +252,7 @@ def _weights(
     logits = scores
     if MIX:
         h, u = tl.arange(0, HP), tl.arange(0, DP)
-        x = _cells(scores, HP, M, N) * SHRINK
+        x = cells(scores, HP, M, N) * SHRINK
         z = _layer(x, wa + u[None, :] * HP + h[:, None], HP, DP, STORE, TYPE) * (1 / SHRINK)
         own = _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, along, piece, PIECES, TABLES,
                    HIDDEN, DP, M, N)  # fmt: skip
@@ -317,7 +262,7 @@ def _weights(
         slope = tl.where(z > 0, 1.0, SLOPE)
         turned = slope - unmoved_slope
         y = _layer(change, w2 + h[None, :] * DP + u[:, None], HP, DP, STORE, TYPE)
-        logits = scores + _planes(y, HP, M, N) * (1 / SHRINK)
+        logits = scores + planes(y, HP, M, N) * (1 / SHRINK)
     else:
         x, change, slope, turned = scores, scores, scores, scores
     logits = _finish(logits, static, padding, item, i0, j0, queries, keys, offset, start,
@@ -333,8 +278,8 @@ def _d_logits(p, d_p, delta, w2, HP: tl.constexpr, DP: tl.constexpr, M: tl.const
     d_logits = p * (d_p - delta)
     if MIX:
         h, u = tl.arange(0, HP), tl.arange(0, DP)
-        d_cells = _cells(d_logits, HP, M, N).to(STORE)
-        d_hidden = _dot(d_cells, tl.load(w2 + h[:, None] * DP + u[None, :]), STORE, TYPE)
+        d_cells = cells(d_logits, HP, M, N).to(STORE)
+        d_hidden = dot(d_cells, tl.load(w2 + h[:, None] * DP + u[None, :]), STORE, TYPE)
     else:
         d_cells, d_hidden = d_logits, d_logits
     return d_logits, d_cells, d_hidden
@@ -345,34 +290,9 @@ def _d_scores(d_logits, d_z, wa, HP: tl.constexpr, DP: tl.constexpr, M: tl.const
               MIX: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     if MIX:
         h, u = tl.arange(0, HP), tl.arange(0, DP)
-        back = _dot(d_z, tl.load(wa + u[:, None] * HP + h[None, :]), STORE, TYPE)
-        d_logits = d_logits + _planes(back, HP, M, N)
+        back = dot(d_z, tl.load(wa + u[:, None] * HP + h[None, :]), STORE, TYPE)
+        d_logits = d_logits + planes(back, HP, M, N)
     return d_logits
-
-
-@triton.jit
-def _d_along(d_logits, d_z, static, pre, piece, HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-             MIX: tl.constexpr):  # fmt: skip
-    """Of u, [M * N, 1]."""
-    found = tl.sum(_cells(d_logits, HP, M, N) * _slopes(static, piece, HP), axis=1, keep_dims=True) * (1 / LOG2_E)
-    if MIX:
-        found += tl.sum(d_z * _slopes(pre, piece, DP), axis=1, keep_dims=True)
-    return found
-
-
-@triton.jit
-def _in_pieces(within, x, CELLS: tl.constexpr, PIECES: tl.constexpr, CHANNELS: tl.constexpr, STORE: tl.constexpr,
-               TYPE: tl.constexpr):  # fmt: skip
-    """Sums of x, [cell, channel], over the cells of each piece. Gradients nearly cancel in them: in half precision they
-    come in two parts."""
-    PARTS: tl.constexpr = 8  # of the cells: a product per warp instead of one long one
-    K: tl.constexpr = CELLS // PARTS
-    turned = _turn(tl.reshape(within, (PARTS, K, PIECES)))
-    found = _dot(turned, tl.reshape(x, (PARTS, K, CHANNELS)), STORE, TYPE)
-    if tl.float32 != STORE:
-        rest = x - x.to(STORE).to(tl.float32)
-        found += _dot(turned, tl.reshape(rest, (PARTS, K, CHANNELS)), STORE, TYPE)
-    return tl.sum(found, axis=0)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -408,7 +328,7 @@ def backward_queries(
         cols = j0 + tl.arange(0, N)
         scores = _product(q, rows, queries, q_b, q_h, q_t, k, cols, keys, k_b, k_h, k_t, item,
                           HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
-        along, piece = _place(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS, M, N)
+        along, piece = place_of_cells(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS, M, N)
         p, _x, _change, slope, _turned = _weights(
             scores, top, inverse, wa, w2, static, pre, along, piece, padding,
             item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
@@ -420,11 +340,11 @@ def backward_queries(
         d_scores = _d_scores(d_logits, d_hidden * slope, wa, HP, DP, M, N, MIX, STORE, TYPE)
         over += tl.sum(d_logits, axis=2, keep_dims=True)
         if PIECES:
-            d_along = _d_along(d_logits, d_hidden * slope, static, pre, piece, HP, DP, M, N, MIX)
-            d_along *= _entries(table, i0, j0, queries, keys, start, M, N)
+            d_along = gradient_along(d_logits, d_hidden * slope, static, pre, piece, HP, DP, M, N, MIX)
+            d_along *= entries(table, i0, j0, queries, keys, start, M, N)
             sums_of_rows += tl.sum(tl.reshape(d_along, (M, N)), axis=1)
         again = _rows(k, item, cols, keys, mine, k_b, k_h, k_t, HEADS, GROUP, WIDTH, HP, SK, "evict_first")
-        sums += _dot(d_scores, again, STORE, TYPE)
+        sums += dot(d_scores, again, STORE, TYPE)
     _store_rows(d_q, sums * scale, item, rows, queries, mine, dq_b, dq_h, dq_t, HEADS, WIDTH, HP, SK)
     if mine == 0:
         _store_row_values(rest, over, item, rows, queries, row_b, row_h, 1, HEADS, HP)
@@ -465,7 +385,7 @@ def backward_keys(
                           HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
         top = _row_values(largest, item, rows, queries, row_b, row_h, HEADS, HP, float("inf"))
         inverse = _row_values(inverses, item, rows, queries, row_b, row_h, HEADS, HP, 0.0)
-        along, piece = _place(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS, M, N)
+        along, piece = place_of_cells(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS, M, N)
         p, _x, _change, slope, _turned = _weights(
             scores, top, inverse, wa, w2, static, pre, along, piece, padding,
             item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
@@ -477,11 +397,11 @@ def backward_keys(
         d_logits, _d_cells, d_hidden = _d_logits(p, d_p, row_delta, w2, HP, DP, M, N, MIX, STORE, TYPE)
         if FOR_V:
             d_out = _rows(grad, item, rows, queries, share * SV, grad_b, grad_h, grad_t, HEADS, 1, VALUES, HP, SV)
-            sums_v += _dot(_turn(p), d_out, STORE, TYPE)
+            sums_v += dot(turn(p), d_out, STORE, TYPE)
         if FOR_K:
             d_scores = _d_scores(d_logits, d_hidden * slope, wa, HP, DP, M, N, MIX, STORE, TYPE)
             again = _rows(q, item, rows, queries, share * SK, q_b, q_h, q_t, HEADS, 1, WIDTH, HP, SK, "evict_first")
-            sums_k += _dot(_turn(d_scores), again, STORE, TYPE)
+            sums_k += dot(turn(d_scores), again, STORE, TYPE)
     if FOR_K:
         _store_rows(d_k, sums_k * scale, item, cols, keys, share * SK, dk_b, dk_h, dk_t, HEADS, WIDTH, HP, SK)
     if FOR_V:
@@ -540,7 +460,7 @@ def backward_terms(
                           HEADS, GROUP, WIDTH, HP, PK, STORE, TYPE) * scale  # fmt: skip
         top = _row_values(largest, item, rows, queries, row_b, row_h, HEADS, HP, float("inf"))
         inverse = _row_values(inverses, item, rows, queries, row_b, row_h, HEADS, HP, 0.0)
-        along, piece = _place(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS, M, N)
+        along, piece = place_of_cells(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS, M, N)
         p, x, change, slope, turned = _weights(
             scores, top, inverse, wa, w2, static, pre, along, piece, padding,
             item, i0, j0, offset, start, queries, keys, static_i, static_c, static_r, pre_i, pre_c, pre_r,
@@ -554,20 +474,20 @@ def backward_terms(
             K: tl.constexpr = M * N // PARTS
             d_z = (d_hidden * slope).to(STORE)
             d_z3, x3 = tl.reshape(d_z, (PARTS, K, DP)), tl.reshape(x, (PARTS, K, HP))
-            sums_wa += _dot(_turn(d_z3), x3, STORE, TYPE)
+            sums_wa += dot(turn(d_z3), x3, STORE, TYPE)
             d_y3, change3 = tl.reshape(d_cells, (PARTS, K, HP)), tl.reshape(change, (PARTS, K, DP))
-            sums_w2 += _dot(_turn(d_y3), change3, STORE, TYPE)
+            sums_w2 += dot(turn(d_y3), change3, STORE, TYPE)
         if FOR_TERMS and PIECES:
             d_z = d_hidden * slope
-            d_along = _d_along(d_logits, d_z, static, pre, piece, HP, DP, M, N, MIX)
-            sums_table += d_along * _of_rows(of_rows, item, i0, queries, of_rows_i, M, N)
+            d_along = gradient_along(d_logits, d_z, static, pre, piece, HP, DP, M, N, MIX)
+            sums_table += d_along * of_each_row(of_rows, item, i0, queries, of_rows_i, M, N)
             within = (piece == tl.arange(0, PIECES)[None, :]).to(tl.float32)
-            d_y = _cells(d_logits, HP, M, N)
-            levels_static += _in_pieces(within, d_y, M * N, PIECES, HP, STORE, TYPE)
-            slopes_static += _in_pieces(within, d_y * along, M * N, PIECES, HP, STORE, TYPE)
+            d_y = cells(d_logits, HP, M, N)
+            levels_static += sums_in_pieces(within, d_y, M * N, PIECES, HP, STORE, TYPE)
+            slopes_static += sums_in_pieces(within, d_y * along, M * N, PIECES, HP, STORE, TYPE)
             if MIX:
-                levels_pre += _in_pieces(within, d_z, M * N, PIECES, DP, STORE, TYPE)
-                slopes_pre += _in_pieces(within, d_z * along, M * N, PIECES, DP, STORE, TYPE)
+                levels_pre += sums_in_pieces(within, d_z, M * N, PIECES, DP, STORE, TYPE)
+                slopes_pre += sums_in_pieces(within, d_z * along, M * N, PIECES, DP, STORE, TYPE)
         elif FOR_TERMS and TABLES:
             sums_static += d_logits
             if MIX:

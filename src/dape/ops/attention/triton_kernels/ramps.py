@@ -1,0 +1,77 @@
+# Kernel code is not Python to a type checker: it is compiled by triton, and says so in types of its own.
+# pyright: reportIndexIssue=false, reportOperatorIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false, reportReturnType=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportMissingImports=false
+"""Position terms that are piecewise linear functions of u = table[lag] * of_rows[row]; see ``kernels.py``."""
+
+import triton
+import triton.language as tl
+
+from dape.ops.attention.triton_kernels.products import LOG2_E, cells, dot, turn
+
+
+@triton.jit
+def entries(table, i0, j0, queries, keys, start, M: tl.constexpr, N: tl.constexpr):
+    """Of a table of one channel, [M * N, 1]."""
+    cell = tl.arange(0, M * N)[:, None]
+    i, j = i0 + cell // N, j0 + cell % N
+    return tl.load(table + (start - i + j), mask=(i < queries) & (j < keys), other=0.0)
+
+
+@triton.jit
+def of_each_row(of_rows, item, i0, queries, of_rows_i, M: tl.constexpr, N: tl.constexpr):
+    """The number of each cell's row, [M * N, 1]."""
+    i = i0 + tl.arange(0, M * N)[:, None] // N
+    return tl.load(of_rows + item.to(tl.int64) * of_rows_i + i, mask=i < queries, other=0.0)
+
+
+@triton.jit
+def place_of_cells(table, of_rows, kinks, item, i0, j0, queries, keys, start, of_rows_i, KINKS: tl.constexpr,
+                   M: tl.constexpr, N: tl.constexpr):  # fmt: skip
+    """Of each cell where it lies along the ramp, which is u, and in which piece of it, [M * N, 1]."""
+    if KINKS:
+        along = entries(table, i0, j0, queries, keys, start, M, N)
+        along *= of_each_row(of_rows, item, i0, queries, of_rows_i, M, N)
+        piece = tl.zeros((M * N, 1), tl.int32)
+        for n in range(KINKS):
+            piece += (along > tl.load(kinks + n)).to(tl.int32)
+    else:
+        along, piece = item, item  # which nobody reads
+    return along, piece
+
+
+@triton.jit
+def slopes_of(x, piece, CHANNELS: tl.constexpr):
+    """[M * N, CHANNELS]"""
+    return tl.load(x + piece * (2 * CHANNELS) + tl.arange(0, CHANNELS)[None, :])
+
+
+@triton.jit
+def on_pieces(x, along, piece, CHANNELS: tl.constexpr):
+    """[M * N, CHANNELS]"""
+    return slopes_of(x, piece, CHANNELS) * along + slopes_of(x + CHANNELS, piece, CHANNELS)
+
+
+@triton.jit
+def gradient_along(d_logits, d_z, static, pre, piece, HP: tl.constexpr, DP: tl.constexpr, M: tl.constexpr,
+                   N: tl.constexpr, MIX: tl.constexpr):  # fmt: skip
+    """Of u, [M * N, 1]."""
+    found = tl.sum(cells(d_logits, HP, M, N) * slopes_of(static, piece, HP), axis=1, keep_dims=True) * (1 / LOG2_E)
+    if MIX:
+        found += tl.sum(d_z * slopes_of(pre, piece, DP), axis=1, keep_dims=True)
+    return found
+
+
+@triton.jit
+def sums_in_pieces(within, x, CELLS: tl.constexpr, PIECES: tl.constexpr, CHANNELS: tl.constexpr, STORE: tl.constexpr,
+                   TYPE: tl.constexpr):  # fmt: skip
+    """Sums of x, [cell, channel], over the cells of each piece. Gradients nearly cancel in them: in half precision they
+    come in two parts."""
+    PARTS: tl.constexpr = 8  # of the cells: a product per warp instead of one long one
+    K: tl.constexpr = CELLS // PARTS
+    turned = turn(tl.reshape(within, (PARTS, K, PIECES)))
+    found = dot(turned, tl.reshape(x, (PARTS, K, CHANNELS)), STORE, TYPE)
+    if tl.float32 != STORE:
+        rest = x - x.to(STORE).to(tl.float32)
+        found += dot(turned, tl.reshape(rest, (PARTS, K, CHANNELS)), STORE, TYPE)
+    return tl.sum(found, axis=0)
