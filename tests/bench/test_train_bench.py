@@ -48,7 +48,7 @@ def rows_of(samples: dict[str, list[float]], length: int, **options) -> list[Rec
     return make_records(TrainBench(**options), length, "step", dict.fromkeys(samples, 7), samples)
 
 
-# The yardstick -------------------------------------------------------------------------------------------------------
+# The baseline --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("heads", "t"), [(3, 23), (4, 1), (2, 16)])
@@ -65,7 +65,7 @@ def test_plain_gpt_is_our_model_with_rotary_positions(heads, t):
     assert [p.shape for p in plain.parameters()] == [p.shape for p in ours.parameters()]
 
 
-def test_a_yardstick_that_computes_something_else_is_not_timed(monkeypatch, capsys):
+def test_a_baseline_that_computes_something_else_is_not_timed(monkeypatch, capsys):
     monkeypatch.setattr(plain_gpt, "rotate", lambda x, cos, sin: x)
     monkeypatch.setattr(runner, "interleaved", lambda *_, **__: pytest.fail("was timed"))
     assert run(TrainBench(**TINY)) == 1
@@ -73,7 +73,7 @@ def test_a_yardstick_that_computes_something_else_is_not_timed(monkeypatch, caps
     assert "gradient of blocks.0.attention.qkv.weight is off" in errors and "not the same function" in errors
 
 
-def test_without_the_yardstick_nothing_is_verified(monkeypatch, tmp_path):
+def test_without_the_baseline_nothing_is_verified(monkeypatch, tmp_path):
     monkeypatch.setattr(train_cases, "disagreements", lambda _: pytest.fail("was verified"))
     assert report_of(tmp_path, encodings=("nope",))["rows"]
 
@@ -235,7 +235,7 @@ def test_warm_up_is_as_long_as_asked(tmp_path, monkeypatch):
     assert len(steps) == 5
 
 
-def test_numbers_without_yardstick_and_base(tmp_path):
+def test_numbers_without_baseline_and_base(tmp_path):
     (only,) = report_of(tmp_path, encodings=("dape-kerple", "dape-kerple"))["rows"]
     assert only["speed_vs_plain_gpt"] is only["base"] is only["time_vs_base"] is only["time_vs_base_q1"] is None
 
@@ -293,14 +293,14 @@ def test_flags_change_a_preset():
         ({"passes": ("backward",)}, "--passes: 'backward'"),
         ({"precision": "float8"}, "--precision: 'float8'"),
         ({"heads": 5}, "--width 24 cannot be divided into 5 heads"),
-        ({"heads": 8}, "plain-gpt turns pairs of channels: .* got 3"),
-        ({"heads": 8, "encodings": ("dape-rope",)}, "dape-rope turns pairs"),
+        ({"heads": 8}, "plain-gpt rotates pairs of channels: .* got 3"),
+        ({"heads": 8, "encodings": ("dape-rope",)}, "dape-rope rotates pairs"),
         ({"layers": 0}, "--layers must be at least 1, got 0"),
         ({"batch": -1}, "--batch must be at least 1"),
         ({"repeats": 0}, "--repeats"),
         ({"warm_up": 0}, "--warm-up"),
         ({"threads": 0}, "--threads"),
-        ({"vocabulary": 10**10}, "4 models side by side need at least .* GB"),
+        ({"vocabulary": 10**10}, "4 models together need at least .* GB"),
         ({"json": Path("/nonexistent/folder/bench.json")}, "does not exist"),
         ({"device": "abacus"}, "--device abacus: cannot be used here"),
     ],

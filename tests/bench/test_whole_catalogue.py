@@ -54,7 +54,7 @@ def test_the_whole_catalogue_fits_80_columns():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encodings": ("all", "rope")}, "give it alone"),
+        ({"encodings": ("all", "rope")}, "give either all or names"),
         ({"encodings": ("ropes",)}, "--encodings: unknown positional encoding"),
         ({"encodings": ("rope",), "clock": "cpu"}, "needs --encodings, --threads 1"),
         ({"encodings": ("rope",), "figure": Path("a.png")}, "leave one of them out"),

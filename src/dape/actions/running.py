@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dape.actions.progress import TimeLeft, progress_console
 from dape.errors import UsageError
 from dape.experiments.executor import Executor, Local, Task, last_words
-from dape.experiments.executors import Elsewhere
+from dape.experiments.executors import ClusterExecutor
 from dape.experiments.grid import Experiment
 from dape.machine import usable_cores
 from dape.results.numbers import count
@@ -45,13 +45,13 @@ def run_all(
     if not todo:
         return {}
     jobs = jobs or side_by_side(plan)
-    if isinstance(executor, Elsewhere):
+    if isinstance(executor, ClusterExecutor):
         device = "cuda" if executor.gpus else plan.device
         plan = replace(plan, threads=threads or executor.threads, device=device)
     else:
         plan = replace(plan, threads=threads or threads_each(jobs))
     failures: dict[str, str] = {}
-    if plan.device == "cpu" and not isinstance(executor, Elsewhere):
+    if plan.device == "cpu" and not isinstance(executor, ClusterExecutor):
         _compile_kernel()
     with signals_as_interrupts(), LiveRuns(plan, tables) as shown:
         try:
@@ -95,7 +95,7 @@ def check_counts(**given: int | None) -> None:
 
 def announce(plan: Experiment[Any], jobs: int, *, executor: Executor | None = None, note: str = "") -> None:
     """What is about to be done; ``note``: more about the runs that are finished."""
-    where = executor.words if isinstance(executor, Elsewhere) else f"{jobs} at a time"
+    where = executor.description if isinstance(executor, ClusterExecutor) else f"{jobs} at a time"
     runs = plan.runs()
     done = sum(map(plan.finished, runs))
     finished = f", {done} of them already finished" if done else ""
@@ -174,7 +174,7 @@ class LiveRuns:
         if not last:
             return f"{name} starting"
         accuracy = f" accuracy {100 * last['accuracy']:.0f}%" if "accuracy" in last else ""
-        return f"{name} step {last['step']}/{self._plan.steps(run)} loss {last['loss']:.3f}{accuracy}"
+        return f"{name} step {last['step']}/{self._plan.effort(run).steps} loss {last['loss']:.3f}{accuracy}"
 
     def _share_done(self) -> float:
         return sum(self._plan.share_done(run) for run in self._runs.values()) / len(self._runs)

@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dape.bench.estimate import dense_bytes
-from dape.bench.memory import MeasurementError
-from dape.bench.options import check_choices, check_common, check_encoding, fields_for, memory_limit, once
-from dape.bench.records import Column, Record, Results, count, if_partial, make_table, pass_name, place_of, text
+from dape.bench.options import check_choices, check_common, check_encoding, fields_for, memory_limit, unique
+from dape.bench.records import (
+    Column,
+    Record,
+    Results,
+    count,
+    interrupted_note,
+    make_table,
+    pass_name,
+    text,
+    threads_or_device,
+)
 from dape.bench.runner import NotMeasuredError, Once, Part, Plan, Timed, command
 from dape.errors import UsageError
 from dape.files import check_writable_file
@@ -34,10 +43,10 @@ QUICK_LENGTH, QUICK_REPEATS = 512, 3
 class AttentionBench:
     """Time and peak memory of attention, by implementation and length.
 
-    Implementations: `fused` (compiled C++, CPU), `triton` (GPU), `blocked` and `reference` are this package's (`auto`
-    its choice among them); `appendix` is DAPE written out densely as in the paper, `static` the dense Kerple bias
-    alone, and `sdpa` PyTorch's fused attention without positions. Each is first compared with the reference, then all
-    take turns and the median counts.
+    This package has `fused` (compiled C++, CPU), `triton` (GPU), `blocked` and `reference`; `auto` chooses among them.
+    `appendix` is dense DAPE as listed in its paper, `static` the dense Kerple bias alone, `sdpa` PyTorch's fused
+    attention without positions. Each is first compared with the reference. Then they are timed in turns, and the
+    median counts.
     """
 
     lengths: tuple[int, ...] = (512, 1024, 2048)
@@ -47,8 +56,8 @@ class AttentionBench:
     encoding: str = "dape-kerple"
     """Positional encoding, a name from `dape list`."""
     encodings: tuple[str, ...] = ()
-    """In place of the two above: one table of these encodings, each by its own best implementation, in turns with
-    `sdpa`; `all`: the whole catalogue."""
+    """Time these encodings instead (`all`: the whole catalogue), each by the implementation that `auto` chooses, in
+    turns with `sdpa`. Replaces --impls and --encoding."""
     batch: int = 1
     """Sequences per call."""
     heads: int = 12
@@ -68,7 +77,7 @@ class AttentionBench:
     threads: int | None = None
     """Threads of torch; None leaves the choice to torch."""
     clock: Clock = "wall"
-    """`cpu`: processor time instead, for a machine that others use too; with `--encodings` and `--threads 1`."""
+    """`cpu`: processor time, which other programs disturb less. Needs `--encodings` and `--threads 1`."""
     device: str = "cpu"
     """Where to compute: cpu, cuda, cuda:1, ..."""
     json: Path | None = None
@@ -90,7 +99,8 @@ class AttentionBench:
 def run(config: AttentionBench, draw: Callable[[Results], None] | None = None) -> int:
     """Verify, measure, report. Returns the exit code: 1 if an implementation is wrong, 130 if interrupted.
 
-    Figures belong to a floor above: with ``config.figure``, ``draw`` makes it (as :mod:`dape.cli.bench` does).
+    With ``config.figure``, ``draw`` must make the figure from the results, as :mod:`dape.cli.bench` does: this package
+    may not import :mod:`dape.report`.
     """
     config = checked(config)
     if config.encodings:
@@ -108,7 +118,7 @@ def run(config: AttentionBench, draw: Callable[[Results], None] | None = None) -
 
 
 def checked(config: AttentionBench) -> AttentionBench:
-    """With values counted once, and shortened if asked; refuses what makes no sense before anything slow begins."""
+    """The options without repeated values, and shortened by ``quick``. Raises UsageError on invalid ones."""
     for name, choices in (("impls", Impl), ("passes", Pass)):
         check_choices(name, getattr(config, name), get_args(choices))
     check_choices("dtype", (config.dtype,), get_args(Dtype))
@@ -126,7 +136,7 @@ def checked(config: AttentionBench) -> AttentionBench:
         if config.figure.suffix not in (".png", ".svg"):
             raise UsageError(f"--figure must end in .png or .svg, got {config.figure}")
         check_writable_file(config.figure, "--figure")
-    config = once(config, "lengths", "impls", "passes")
+    config = unique(config, "lengths", "impls", "passes")
     if not config.quick:
         return config
     lengths = tuple(length for length in config.lengths if length <= QUICK_LENGTH) or (QUICK_LENGTH,)
@@ -147,7 +157,7 @@ def applicable(config: AttentionBench) -> tuple[list[str], dict[str, str]]:
 
 
 def _available(shape: "Shape", impls: list[str], left_out: dict[str, str]) -> list[str]:
-    """Without those that this machine or this precision does not allow, which are added to ``left_out``."""
+    """The implementations that can run here. The others, with the reason, are added to ``left_out``."""
     from dape.bench.cases import why_not
 
     reasons = {impl: why_not(impl, shape) for impl in impls}
@@ -173,7 +183,7 @@ def _plan(config: AttentionBench, impls: list[str], left_out: dict[str, str], th
     shape = fields_for(Shape, config)
     impls = _available(shape, impls, left_out)
     wrong = [words for impl in impls for words in disagreements(shape, impl, config.passes)]
-    if wrong:  # only what is right gets timed
+    if wrong:
         verdict = "dape bench: results differ from the reference in float64, so nothing was timed"
         raise NotMeasuredError("\n".join([*wrong, verdict]))
     limit = memory_limit(config.memory_limit_gb, config.device)
@@ -190,23 +200,26 @@ def _plan(config: AttentionBench, impls: list[str], left_out: dict[str, str], th
 def _parts(
     config: AttentionBench, shape: "Shape", notes: Mapping[tuple[int, Any, str], str], threads: int
 ) -> Iterator[Part]:
-    """Length after length: all times of a length, then its memory."""
+    """For each length: all times, then memory."""
+    from dape.bench.cases import add_memory
+
     for length in config.lengths:
-        here: list[Record] = []
+        timed: list[Record] = []
         for pass_ in config.passes:
             why_not = {impl: note for (t, p, impl), note in notes.items() if (t, p) == (length, pass_)}
-            yield _timed(config, shape, length, pass_, why_not, here)
+            yield _timed(config, shape, length, pass_, why_not, timed)
         what = f"{length} tokens, memory"
-        for record in here if config.memory else ():
+        for record in timed if config.memory else ():
             if record["ms"] is not None:
-                yield Once(what=what, do=partial(_add_memory, record, shape, threads))
+                yield Once(what=what, do=partial(add_memory, record, shape, record["impl"], threads))
                 what = ""
 
 
 def _timed(
-    config: AttentionBench, shape: "Shape", length: int, pass_: Pass, why_not: dict[str, str], here: list[Record]
+    config: AttentionBench, shape: "Shape", length: int, pass_: Pass, why_not: dict[str, str], timed: list[Record]
 ) -> Timed:
-    """All implementations in turn; their records also go ``here``. Some do not fit, and have only a note."""
+    """All implementations in turns. Their records are also appended to ``timed``; those that do not fit memory have
+    only a note."""
     from dape.bench import cases
 
     inputs = cases.make_inputs(shape, length)
@@ -215,7 +228,7 @@ def _timed(
     def records(samples: Mapping[str, Sequence[float]]) -> list[Record]:
         found = [_record(config, impl, length, pass_, samples.get(impl, ()), note) for impl, note in why_not.items()]
         made = [record for record in found if record["ms"] is not None or record["note"]]
-        here.extend(made)
+        timed.extend(made)
         return made
 
     return Timed(what=f"{length} tokens, {pass_name(pass_)}", calls=calls, repeats=config.repeats, records=records)
@@ -229,24 +242,13 @@ def _record(config: AttentionBench, impl: str, length: int, pass_: Pass, seconds
         "pass": pass_,
         "ms": 1000 * statistics.median(seconds) if seconds else None,
         "peak_mb": None,
-        "note": if_partial(len(seconds), config.repeats) if seconds else note,
+        "note": interrupted_note(len(seconds), config.repeats) if seconds else note,
     }
-
-
-def _add_memory(record: Record, shape: "Shape", threads: int) -> list[Record]:
-    """Most memory held during one call beyond its inputs, in 10^6 bytes."""
-    from dape.bench import cases
-
-    try:
-        record["peak_mb"] = cases.measure_mb(shape, record["impl"], record["length"], record["pass"], threads)
-    except MeasurementError as error:
-        record["note"] = f"memory not measured: {error}"
-    return []
 
 
 # After the work ------------------------------------------------------------------------------------------------------
 
-CAPTION = "vs sdpa: time relative to sdpa; speed-up: times faster than appendix; peak MB: memory beyond the inputs"
+CAPTION = "vs sdpa: time relative to sdpa; speed-up: relative to appendix; peak MB: memory beyond the inputs"
 
 
 def tables(results: Results) -> "Iterator[Table]":
@@ -288,5 +290,5 @@ def title_of(results: Results) -> str:
     settings = results.settings
     facts = ["{encoding}", "batch {batch}", "{heads} heads of {head_dim}"]
     facts += ["{hidden} hidden units"] if parse(settings["encoding"]).wrapper else []
-    facts += ["{dtype}", "causal" if settings["causal"] else "bidirectional", place_of(settings)]
+    facts += ["{dtype}", "causal" if settings["causal"] else "bidirectional", threads_or_device(settings)]
     return ", ".join(facts).format(**settings)

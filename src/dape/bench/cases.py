@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dape.bench import listing
 from dape.bench.attention import Pass
-from dape.bench.memory import peak_extra_mb
+from dape.bench.memory import MeasurementError, peak_extra_mb
 from dape.ops.attention.bounds import bounds, relative_errors
 from dape.positional.base import PositionalEncoding
 from dape.positional.build import build
@@ -28,7 +28,7 @@ WARM_UP_LENGTH = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One attention problem, but for its length. Plain values, so that it can be sent to a child process."""
+    """One attention problem, without its length. Plain values only, so that a child process can receive it."""
 
     encoding: str
     batch: int
@@ -47,16 +47,16 @@ class Inputs:
     k: Float[Tensor, "b h t d"]
     v: Float[Tensor, "b h t d"]
     upstream: Float[Tensor, "b h t d"]
-    """The gradient of the output, where the backward pass starts."""
+    """The gradient of the output."""
     x: Float[Tensor, "b t m"] | None
-    """What enters the layer, for encodings that read features; making these is part of the call."""
+    """The layer's input, from which each call computes the features of encodings that read any."""
     pe: PositionalEncoding
     causal: bool
 
     def differentiable(self) -> dict[str, Tensor]:
         """Everything that receives a gradient, by name."""
-        entering = {} if self.x is None else {"x": self.x}
-        return {"q": self.q, "k": self.k, "v": self.v, **entering, **dict(self.pe.named_parameters())}
+        layer_input = {} if self.x is None else {"x": self.x}
+        return {"q": self.q, "k": self.k, "v": self.v, **layer_input, **dict(self.pe.named_parameters())}
 
     def double(self) -> "Inputs":
         given = {n: getattr(self, n) for n in ("q", "k", "v", "upstream", "x")}
@@ -90,7 +90,7 @@ def _make_encoding(shape: Shape, length: int, generator: torch.Generator) -> Pos
         pe = build(
             shape.encoding, num_heads=shape.heads, head_dim=shape.head_dim, train_length=max(length, 2), **options
         )
-    # One draw for all calls: implementations could not be compared otherwise.
+    # All calls use one draw of positions, so that implementations can be compared.
     return pe.draw(length, generator) if isinstance(pe, Randomized) else pe
 
 
@@ -102,17 +102,16 @@ def run_once(impl: str, inputs: Inputs, **more: Any) -> Any:
     return _implementation(impl)(inputs.q, inputs.k, inputs.v, inputs.pe, causal=inputs.causal, **features, **more)
 
 
-def _implementation(impl: str) -> Callable[..., Tensor]:
+def _implementation(impl: str) -> Callable[..., Any]:
     if impl in ("appendix", "static", "sdpa"):
         return getattr(listing, impl)
     from dape.ops.attention import attention
 
-    operator: Callable[..., Any] = attention
-    return partial(operator, impl=impl)
+    return partial(attention, impl=impl)  # pyright: ignore[reportCallIssue]
 
 
 def why_not(impl: str, shape: Shape) -> str | None:
-    """Why a kernel cannot run here: no compiler, another device or precision, no closed form."""
+    """The reason why a kernel cannot run here (no compiler, wrong device, precision or encoding), or None."""
     if impl not in ("fused", "triton"):
         return None
     try:
@@ -139,7 +138,7 @@ def make_call(impl: str, inputs: Inputs, pass_: Pass) -> Callable[[], None]:
 
 
 def gradients(impl: str, inputs: Inputs, leaves: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Output, and the gradient of everything differentiable: 0 where an implementation does not use it."""
+    """The output and the gradient of every leaf. Leaves that the implementation does not use have gradient 0."""
     leaves = inputs.differentiable() if leaves is None else leaves
     out = run_once(impl, inputs)
     found = torch.autograd.grad(out, list(leaves.values()), inputs.upstream, materialize_grads=True, allow_unused=True)
@@ -150,18 +149,19 @@ def gradients(impl: str, inputs: Inputs, leaves: dict[str, Tensor] | None = None
 
 VERIFY_LENGTH, VERIFY_BATCH = 131, 2
 CANCELS = 0.1
-"""The gradient of f's last bias is 0, and rounding leaves the sum of what cancels: small gradients are judged relative
-to this part of the largest."""
+"""Errors of a small gradient are relative to this fraction of the largest one. The gradient of f's last bias, for
+example, is 0 in exact arithmetic, but a sum of rounding errors in floating point."""
 
 IN_LOGITS = {"appendix": 5, "static": 3}
-"""Results that the listings keep in half precision: scores, bias, hidden units, f, and their sum; scores, bias, sum."""
+"""Intermediate results that the listings round to half precision: scores, bias, hidden units, f and the sum for
+``appendix``; scores, bias and the sum for ``static``."""
 
 
 def disagreements(shape: Shape, impl: str, passes: tuple[Pass, ...]) -> list[str]:
-    """Where ``impl`` departs from ``reference`` in float64 on the same inputs, in words; empty when it agrees.
+    """A message for each result of ``impl`` that differs from ``reference`` in float64 on the same inputs.
 
-    A listing in half precision adds up as many rounded numbers for a gradient of a parameter as there are cells, and
-    most of it cancels: those gradients are compared in float32.
+    The gradients of parameters in a half-precision listing are sums over all cells, of which most cancels; rounding
+    errors do not. These gradients are therefore compared in float32.
     """
     shape = replace(shape, batch=min(shape.batch, VERIFY_BATCH))
     if impl not in IN_LOGITS or shape.dtype in ("float32", "float64"):
@@ -198,7 +198,7 @@ def _too_far(
 
 
 def _encoding_of(impl: str, pe: PositionalEncoding) -> PositionalEncoding:
-    """The encoding that an implementation computes: the baselines leave DAPE, or positions, out."""
+    """The encoding that an implementation computes: ``sdpa`` leaves positions out, and ``static`` leaves DAPE out."""
     if impl == "sdpa":
         return PositionalEncoding(pe.dims).to(pe.precision)
     if impl == "static" and isinstance(pe, DapeWrapper):
@@ -207,11 +207,11 @@ def _encoding_of(impl: str, pe: PositionalEncoding) -> PositionalEncoding:
 
 
 def _away_from_kinks(inputs: Inputs) -> Inputs:
-    """With biases of f so large that no hidden unit is near 0, every other one below it.
+    """Inputs with such large biases in f's first layer, of alternating sign, that no hidden unit is near 0.
 
-    The listing rounds hidden units to half precision, and where one is within that of 0, rounding decides its slope.
-    One cell of a row with few keys then moves a gradient by a hundredth of its largest value, in float16 (3e-4 of
-    which is its rounding) as in bfloat16.
+    The listing rounds hidden units to half precision. Rounding can change the sign of a unit near 0, and with it the
+    slope of the activation. In a row with few keys, one such cell moves a gradient by 1% of its largest value, far more
+    than the precision of float16.
     """
     pe = copy.deepcopy(inputs.pe)
     assert isinstance(pe, Dape) and pe.f.first.bias is not None
@@ -228,15 +228,24 @@ def _away_from_kinks(inputs: Inputs) -> Inputs:
 # Memory --------------------------------------------------------------------------------------------------------------
 
 
+def add_memory(record: dict[str, Any], shape: Shape, impl: str, threads: int) -> list[Any]:
+    """Set ``peak_mb`` of the record, or its note if that fails. There are no new records."""
+    try:
+        record["peak_mb"] = measure_mb(shape, impl, record["length"], record["pass"], threads)
+    except MeasurementError as error:
+        record["note"] = f"memory not measured: {error}"
+    return []
+
+
 def measure_mb(shape: Shape, impl: str, length: int, pass_: Pass, threads: int) -> float:
-    """Peak extra memory of one call, in a child process."""
+    """Most memory that one call held beyond its inputs, in 10^6 bytes, measured in a child process."""
     return peak_extra_mb(
         "dape.bench.cases:prepare", shape=asdict(shape), impl=impl, length=length, pass_=pass_, threads=threads
     )
 
 
 def prepare(*, shape: dict[str, Any], impl: str, length: int, pass_: Pass, threads: int) -> Callable[[], None]:
-    """In the child: inputs exist and libraries are initialised (at a tiny length) before anything is measured."""
+    """Runs in the child process: create the inputs, and initialise libraries by a call at a tiny length."""
     torch.set_num_threads(threads)
     given = Shape(**shape)
     make_call(impl, make_inputs(replace(given, batch=1), WARM_UP_LENGTH), pass_)()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dape.bench.options import check_common
-from dape.bench.records import Column, Record, Results, count, make_table, place_of, text
+from dape.bench.records import Column, Record, Results, count, make_table, text, threads_or_device
 from dape.bench.runner import Once, Plan, command, interleaved
 from dape.errors import UsageError
 from dape.tasks.chomsky.catalogue import TASKS, find
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DRAWS = 20
-"""Drawing takes a millisecond, a step a second: it is repeated more often."""
+"""Timed draws: a draw takes a millisecond, a training step a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,8 @@ class CheBench:
     """Examples and training steps per second on the Chomsky-hierarchy tasks.
 
     A step is forward, loss, backward, clipping, Adam and projection of constrained parameters, at the paper's shape:
-    batch 128, 5 layers, width 256. Drawing the examples is timed apart and given as a share of both together. The first
-    method is timed on every task, the others on --step-tasks. Medians of --repeats count.
+    batch 128, 5 layers, width 256. Drawing the examples is timed separately, and shown as its share of draw and step.
+    The first method is timed on every task, the others on --step-tasks. The median of --repeats counts.
     """
 
     tasks: tuple[str, ...] = tuple(TASKS)
@@ -38,7 +38,7 @@ class CheBench:
     methods: tuple[str, ...] = ("randomized-alibi", "randomized-rope", "dape-kerple")
     """Positional encodings, names from `dape list`."""
     lengths: tuple[int, ...] = (20, 40)
-    """Lengths of the input; the model reads the places of the answer too."""
+    """Lengths of the input. The model also reads a token for each symbol of the answer."""
     quick: bool = False
     """Only even_pairs, duplicate_string and solve_equation at length 20."""
     batch: int = CheConfig.batch
@@ -60,7 +60,7 @@ class CheBench:
 
 
 def run(config: CheBench) -> int:
-    """Measure and report. Returns the exit code: 130 if interrupted, with what was finished until then."""
+    """Measure and report. Returns the exit code: 130 if interrupted, after reporting what was finished."""
     config = checked(config)
     parts = [
         Once(
@@ -73,7 +73,7 @@ def run(config: CheBench) -> int:
 
 
 def checked(config: CheBench) -> CheBench:
-    """With full names of tasks; refuses invalid ones before anything slow is imported."""
+    """The options with full names of tasks. Raises UsageError on invalid ones, before anything slow is imported."""
     if config.quick:
         config = replace(config, tasks=("even_pairs", "duplicate_string", "solve_equation"), lengths=(20,))
     counts = ("batch", "width", "layers", "heads", "repeats", "warm_up", "threads")
@@ -99,7 +99,7 @@ def cases(config: CheBench) -> list[tuple[str, int, str]]:
 
 
 def measure_case(config: CheBench, task: str, length: int, method: str) -> Record:
-    """Drawing is timed apart from a step, and more often."""
+    """Time draws and steps of one row."""
     import numpy as np
     import torch
 
@@ -119,7 +119,7 @@ def measure_case(config: CheBench, task: str, length: int, method: str) -> Recor
     return {
         "task": task,
         "length": length,
-        "tokens": total_length(settings, examples, length),  # what the model reads, answer included
+        "tokens": total_length(settings, examples, length),  # that the model reads, answer included
         "method": method,
         "draw_ms": 1e3 * drawing,
         "samples_per_second": config.batch / drawing,
@@ -145,5 +145,5 @@ def tables(results: Results) -> "Iterator[Table]":
         Column("steps/s", lambda r: f"{r['steps_per_second']:.2f}"),
         Column("draw", lambda r: f"{100 * r['draw_share']:.2f}%"),
     ]
-    caption = "draw: share of a step, drawing included, that drawing examples takes"
-    yield make_table(f"{shape}, {place_of(results.settings)}", caption, results.records, columns)
+    caption = "draw: share of drawing the examples in the time of a step with drawing"
+    yield make_table(f"{shape}, {threads_or_device(results.settings)}", caption, results.records, columns)

@@ -1,8 +1,8 @@
 """``dape bench compare OLD NEW``: attention of two commits, in turns. Does not import torch.
 
-Each commit gets a work tree in a temporary folder, and one process after the other times the same calls with the
-package of one of them. What counts are times relative to PyTorch's attention in the same process: a machine that is
-slow for a while slows both.
+Each commit gets a work tree in a temporary folder. Processes that use the package of one of them time the same calls,
+one process after the other. Reported are times relative to PyTorch's attention in the same process: other load on the
+machine slows both.
 """
 
 import contextlib
@@ -38,9 +38,9 @@ WORKER = Path(__file__).with_name("compare_worker.py")
 class CompareBench:
     """Attention of two commits of this repository, timed in turns.
 
-    Processes with the package of either commit follow each other (old, new, new, old, ...), each timing every encoding
-    beside PyTorch's attention without positions. Reported are times relative to that, and the new one relative to the
-    old one: medians over processes, and their interquartile ranges.
+    Processes with the package of either commit follow each other (old, new, new, old, ...). Each times every encoding,
+    and PyTorch's attention without positions. The table shows times relative to PyTorch's, and the ratio of new to old:
+    medians over processes, with interquartile ranges.
     """
 
     old: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OLD")]
@@ -64,7 +64,7 @@ class CompareBench:
     turns: int = 4
     """Processes of each commit."""
     repeats: int = 3
-    """Timed repetitions of each call in a process; the least of them counts."""
+    """Timed repetitions of each call in a process. The fastest counts."""
     threads: int | None = None
     """Threads of torch; None: one for each core."""
     repository: Path = Path()
@@ -97,7 +97,7 @@ def run(config: CompareBench) -> int:
 
 @contextlib.contextmanager
 def _tidy_when_ended() -> Iterator[None]:
-    """SIGTERM ends the process as an exception does, so that no work tree is left behind."""
+    """Turn SIGTERM into an exception, so that no work tree is left behind."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
@@ -140,12 +140,12 @@ def _parts(config: CompareBench, trees: dict[str, Path]) -> Iterator[Part]:
     found: dict[str, list[Any]] = {"old": [], "new": []}
     for turn in range(config.turns):
         for name in ("old", "new") if turn % 2 == 0 else ("new", "old"):
-            last = turn == config.turns - 1 and len(found["old"]) + len(found["new"]) == 2 * config.turns - 1
-            do = partial(_turn, config, trees[name], found, name, last)
+            do = partial(_turn, config, trees[name], found, name)
             yield Once(what=f"turn {turn + 1} of {config.turns}: {name}", do=do)
 
 
-def _turn(config: CompareBench, tree: Path, found: dict[str, list[Any]], name: str, last: bool) -> list[Record]:
+def _turn(config: CompareBench, tree: Path, found: dict[str, list[Any]], name: str) -> list[Record]:
+    """Time one process and add its seconds to ``found``. Returns the records after the last turn, else none."""
     names = ("encodings", "length", "passes", "batch", "heads", "head_dim", "hidden", "repeats", "seed")
     asked = {**{n: getattr(config, n) for n in names}, "threads": config.threads or usable_cores()}
     environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
@@ -153,18 +153,18 @@ def _turn(config: CompareBench, tree: Path, found: dict[str, list[Any]], name: s
         [sys.executable, str(WORKER), json.dumps(asked)], env=environment, cwd=tree, capture_output=True, text=True
     )
     if done.returncode:
-        reason = (done.stderr.strip() or "no words").splitlines()[-1]
+        reason = (done.stderr.strip() or "no message").splitlines()[-1]
         raise NotMeasuredError(f"dape bench compare: the {name} commit could not be timed: {reason}")
     answer = json.loads(done.stdout.splitlines()[-1])
     if not Path(answer["package"]).is_relative_to(tree):
         raise NotMeasuredError(f"dape bench compare: the {name} commit was not used, but {answer['package']}")
     found[name].append(answer["seconds"])
-    return _records(config, found) if last else []
+    return _records(config, found) if all(len(turns) == config.turns for turns in found.values()) else []
 
 
 def _records(config: CompareBench, found: dict[str, list[Any]]) -> list[Record]:
     def ratios(name: str, pass_: str, encoding: str) -> list[float]:
-        """Of each process: the least time over the least of PyTorch's attention."""
+        """For each process, its fastest time divided by the fastest of PyTorch's attention."""
         return [min(turn[pass_][encoding]) / min(turn[pass_]["sdpa"]) for turn in found[name]]
 
     records = []

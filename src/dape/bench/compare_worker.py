@@ -1,5 +1,7 @@
-"""One turn of ``dape bench compare``: a program that runs with the source tree of any commit, so it uses nothing but
-``dape.build`` and ``dape.attention``. Reads what to time from its argument, prints seconds as JSON."""
+"""One turn of ``dape bench compare``: reads what to time from its argument, prints seconds as JSON.
+
+It runs with the source tree of any commit, and therefore uses ``dape.build`` and ``dape.attention`` only.
+"""
 
 import importlib
 import json
@@ -11,11 +13,11 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-dape = importlib.import_module("dape")  # of the commit whose turn it is, not of this one
+dape = importlib.import_module("dape")  # of the commit to time, not of the one this file belongs to
 
 
 def features_of(pe: Any, x: torch.Tensor) -> dict:
-    """Older commits have none."""
+    """The features as an argument of ``attention``, for commits and encodings that have any."""
     features = pe.features(x) if hasattr(pe, "features") else None
     return {} if features is None else {"features": features}
 
@@ -49,7 +51,7 @@ def main(asked: dict) -> None:
     found: dict[str, dict[str, list[float]]] = {}
     for pass_ in asked["passes"]:
         times: dict[str, list[float]] = {name: [] for name in calls}
-        for turn in range(asked["repeats"] + 1):  # the first is not counted
+        for turn in range(asked["repeats"] + 1):  # the first warms up
             for name in calls:
                 taken = seconds(name, pass_)
                 if turn:

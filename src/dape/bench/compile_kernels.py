@@ -1,8 +1,9 @@
-"""Compile the Triton kernels for a GPU that need not be here; a process of its own for ``dape bench kernels``:
+"""Compile the Triton kernels for a GPU, which this machine need not have. ``dape bench kernels`` runs, as a process:
 
     python -m dape.bench.compile_kernels sm_80 fp16 HEADS WIDTH HIDDEN
 
-prints a line of JSON for every kernel: bytes of shared memory, registers of a thread, bytes it spills (AMD: registers).
+It prints a line of JSON for every kernel: bytes of shared memory, registers of a thread, and bytes that a thread spills
+(AMD: registers).
 """
 
 import json
@@ -29,27 +30,16 @@ TARGETS = {
 }
 GPUS: dict[str, Gpu] = {"sm_80": "large", "sm_86": "small", "sm_90": "large", "gfx942": "amd"}
 STORED = {"q", "k", "v", "wa", "w2", "grad"}
-SINGLE = {"static", "pre", "out", "softmax", "largest", "inverses", "delta", "rest"}
-SINGLE |= {
-    "table",
-    "of_rows",
-    "kinks",
-    "d_q",
-    "d_k",
-    "d_v",
-    "d_static",
-    "d_pre",
-    "d_table",
-    "d_of_rows",
-    "d_wa",
-    "d_w2",
-}
+"""Pointers to numbers of the dtype of q, k and v."""
+SINGLE = {"static", "pre", "out", "softmax", "largest", "inverses", "delta", "rest", "table", "of_rows", "kinks"}
+SINGLE |= {f"d_{name}" for name in ("q", "k", "v", "static", "pre", "table", "of_rows", "wa", "w2")}
+"""Pointers to float32."""
 KINKS = 32
-"""Of FIRE's ramp, by its usual width."""
+"""Kinks of FIRE's ramp: its default width."""
 
 
 def cases(sizes: Sizes) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """What a call launches, with constants beside sizes and flags."""
+    """The kernels that calls launch: name, kernel, and its constants besides sizes and flags."""
     square = {"M": run.ROWS, "N": run.ROWS}
     kinds = {"lag tables": (True, 0), "ramps": (True, KINKS), "cells": (False, 0)}
     for bias, (tables, kinks) in kinds.items():
@@ -63,7 +53,7 @@ def cases(sizes: Sizes) -> Iterator[tuple[str, Any, dict[str, Any]]]:
 
 
 def compiled(kernel: Any, constants: dict[str, Any], target: GPUTarget, dtype: str, warps: int) -> Any:
-    """With the facts about arguments that a launch would find: aligned addresses, strides that are multiples of 16."""
+    """The kernel as for a launch with aligned addresses and with strides that are multiples of 16."""
     signature, values, facts = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         name = parameter.name

@@ -1,4 +1,4 @@
-"""``dape bench data``: how fast text is prepared, beside the library ``tokenizers`` alone. No torch here."""
+"""``dape bench data``: speed of preparing text, beside the library ``tokenizers`` alone. No torch here."""
 
 import os
 import shutil
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 
 BYTES, BPE, LIBRARY = "dape prepare, bytes", "dape prepare, BPE", "tokenizers alone"
 ALONE_AT_ONCE = 1 << 19
-"""Characters that the library is given at a time, as a list of one: it is no faster with more."""
+"""Characters in each call of the library. It is no faster with more."""
 LEARNED_FROM = 1 << 20
+"""Bytes that the BPE is learned from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataBench:
     """Speed of `dape prepare`: as bytes, and as BPE beside the library `tokenizers` alone on the same text.
 
-    The text is made of the sources of Python's standard library. Everything is counted, from opening the text to the
-    last checksum of the folder. Speeds are per second of one core: what other programs take does not count, nor does
-    waiting for the disk. All take turns; ratios are taken within a round, and medians count.
+    The text is made of the sources of Python's standard library. Timed is everything from opening the text to the last
+    checksum of the folder. Speeds are per second of processor time, without waiting for the disk or other programs.
+    All calls take turns; ratios are taken within a round, and medians count.
     """
 
     bytes_mb: int = 256
@@ -39,7 +40,7 @@ class DataBench:
     bpe_mb: int = 16
     """Megabytes of text for BPE."""
     vocabulary: int = 8192
-    """Ids of the BPE, which is learned first, from 1 MB."""
+    """Number of ids of the BPE, which is first learned from 1 MB of the text."""
     repeats: int = 3
     """Timed repetitions of each call."""
     json: Path | None = None
@@ -51,7 +52,7 @@ def run(config: DataBench) -> int:
     check_common(config, "bytes_mb", "bpe_mb", "repeats")
     if config.vocabulary < 300:
         raise UsageError(f"--vocabulary must be at least 300, got {config.vocabulary}")
-    # The library reads it when it first works: one core for all.
+    # The library reads this when it is first used. It then uses one core, like our own code.
     os.environ["RAYON_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="dape-bench-") as folder:
         return command(
@@ -63,6 +64,8 @@ def run(config: DataBench) -> int:
 
 
 def _parts(config: DataBench, folder: Path) -> Iterator[Part]:
+    from dape.data.tokenizer import train_bpe
+
     yield Begins("making the text")
     source = _sources()
     large, small = folder / "large.txt", folder / "small.txt"
@@ -74,29 +77,23 @@ def _parts(config: DataBench, folder: Path) -> Iterator[Part]:
     yield Begins(f"learning a BPE of {config.vocabulary} ids")
     tokenizer = folder / "tokenizer"
     tokenizer.mkdir()
-    _learn(config.vocabulary, source[:LEARNED_FROM].decode("utf-8", "ignore"), tokenizer)
+    train_bpe(config.vocabulary, [source[:LEARNED_FROM].decode()]).save(tokenizer)
     yield Begins(BPE)
     ours = partial(_prepare, small, folder / "bpe", str(tokenizer), count())
     yield _timed(config, {LIBRARY: _alone(tokenizer, small), BPE: ours}, small.stat().st_size)
 
 
 def _sources() -> bytes:
-    """Of the standard library, in the order of their names."""
+    """The source files of the standard library, reduced to ASCII: some are not UTF-8, and the text is cut anywhere."""
     root = Path(os.__file__).parent
     text = b"".join(path.read_bytes() for path in [*sorted(root.glob("*.py")), *sorted(root.glob("*/*.py"))])
-    return text.decode("ascii", "ignore").encode()  # some are no UTF-8, and any byte may be the last
+    return text.decode("ascii", "ignore").encode()
 
 
 def _write(path: Path, source: bytes, size: int) -> None:
     with path.open("wb") as file:
         for first in range(0, size, len(source)):
             file.write(source[: size - first])
-
-
-def _learn(size: int, sample: str, folder: Path) -> None:
-    from dape.data.tokenizer import train_bpe
-
-    train_bpe(size, [sample]).save(folder)
 
 
 def _prepare(path: Path, out: Path, tokenizer: str, number: Iterator[int]) -> None:
@@ -107,7 +104,8 @@ def _prepare(path: Path, out: Path, tokenizer: str, number: Iterator[int]) -> No
 
 
 def _alone(folder: Path, path: Path) -> Callable[[], object]:
-    """Text in, ids out; nothing is kept. A new library each time, as for us: it remembers words that it has seen."""
+    """A call that encodes the text and drops the ids. The tokenizer is loaded anew each time, as `dape prepare` does,
+    because it caches words that it has seen."""
     import tokenizers
 
     def call() -> None:

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dape.bench.options import check_common, once
-from dape.bench.records import Column, Record, Results, make_table, paired, place_of, text
+from dape.bench.options import check_common, unique
+from dape.bench.records import Column, Record, Results, make_table, paired, text, threads_or_device
 from dape.bench.runner import Begins, NotMeasuredError, Part, Plan, Timed, command
 
 if TYPE_CHECKING:
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
 SDPA = "sdpa"
 TOLERANCE = 5e-4
-"""Of the largest value. The reference turns in float64; in float32 angles of thousands of positions differ so much."""
+"""Largest error allowed, relative to the largest value. The reference rotates in float64; float32 angles at thousands
+of positions differ by this much."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeBench:
     """Time of the attention of one new token against cached keys and values, by encoding and length.
 
-    Keys are cached rotated where that is possible, and tables of biases over lags are kept from token to token, as the
-    models do. `sdpa` is PyTorch's attention without positions. Every encoding
-    is first compared with the definition, then all take turns; ratios are taken within a round, and medians count.
+    As in the models, the cache holds rotated keys where that is possible, and tables of biases over lags are kept from
+    token to token. `sdpa` is PyTorch's attention without positions. Every encoding is first compared with the
+    reference. Then all take turns; ratios are taken within a round, and medians count.
     """
 
     lengths: tuple[int, ...] = (1024, 8192)
@@ -56,7 +57,7 @@ class DecodeBench:
 def run(config: DecodeBench) -> int:
     """Verify, measure, report. Returns the exit code: 1 if a result is wrong, 130 if interrupted."""
     check_common(config, "batch", "heads", "head_dim", "repeats", "threads", names="encodings")
-    config = once(config, "encodings")
+    config = unique(config, "encodings")
     steps = len(config.lengths) * (len(config.encodings) + 1) * config.repeats
     return command(config, lambda threads: Plan(parts=_parts(config), steps=steps), tables)
 
@@ -88,7 +89,7 @@ def _timed(config: DecodeBench, length: int) -> Timed:
 def _records(
     config: DecodeBench, length: int, impls: Mapping[str, str], seconds: Mapping[str, Sequence[float]]
 ) -> list[Record]:
-    """Of whole rounds only: an interrupted length is not reported."""
+    """The records of a length, or none if it was interrupted."""
     if any(len(times) < config.repeats for times in seconds.values()):
         return []
     return [
@@ -104,7 +105,7 @@ def _records(
 
 
 def _inputs(config: DecodeBench, length: int) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
-    """The last query, keys and values, and what enters the layer, for encodings that read features."""
+    """The last query, keys, values, and the layer's input for encodings that read features."""
     import torch
 
     generator = torch.Generator().manual_seed(config.seed)
@@ -124,20 +125,20 @@ def _encodings(config: DecodeBench) -> "Iterator[tuple[str, PositionalEncoding]]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             pe = build(encoding, num_heads=config.heads, head_dim=config.head_dim, train_length=512).to(config.device)
-            # One draw for all calls: they could not be compared otherwise.
+            # All calls use one draw of positions, so that they can be compared.
             yield encoding, pe.draw(max(config.lengths)) if isinstance(pe, Randomized) else pe
 
 
 def _call(pe: "PositionalEncoding", q: "Tensor", k: "Tensor", v: "Tensor", x: "Tensor") -> Callable[[], Any]:
     from dape.ops.attention import LagMemory, attention
 
-    # Rotating one query and projecting its features are left out: they are the same for every length.
+    # Rotating the query and projecting its features are not timed: their cost does not depend on the length.
     memory, features = LagMemory(), pe.features(x)
     return lambda: attention(q, k, v, pe, rotated=pe.rotates_once, memory=memory, features=features)
 
 
 def _verified(encoding: str, pe: "PositionalEncoding", q: "Tensor", k: "Tensor", v: "Tensor", x: "Tensor") -> str:
-    """The implementation that computes this encoding, if its result is right."""
+    """The implementation that ``auto`` chooses. Raises NotMeasuredError if its result is wrong."""
     import copy
 
     import torch
@@ -170,6 +171,6 @@ def tables(results: Results) -> "Iterator[Table]":
         Column("vs sdpa", lambda r: f"{r['vs_sdpa']:.2f}x"),
     ]
     if results.records:
-        title = f"one query, {shape}, float32, {place_of(settings)}"
+        title = f"one query, {shape}, float32, {threads_or_device(settings)}"
         caption = "vs sdpa: time relative to PyTorch's attention without positions, the median over rounds"
         yield make_table(title, caption, results.records, columns, ("length",))

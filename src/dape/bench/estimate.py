@@ -1,31 +1,31 @@
-"""How much memory the dense implementations will need, so that those that do not fit are not started."""
+"""An estimate of the memory of dense implementations, so that calls that do not fit are not started."""
 
 from dape.positional.names import parse
 
-ELEMENT = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def dense_bytes(
     impl: str, pass_: str, *, encoding: str, batch: int, heads: int, hidden: int, dtype: str, length: int
 ) -> float | None:
-    """Bytes that a dense implementation holds at its worst moment; None for those with linear memory."""
+    """Peak bytes of a dense implementation; None for those with linear memory."""
     name = parse(encoding)
     has_units = bool(name.wrapper) or name.base == "fire"
     planes = _planes(impl, pass_, heads, hidden if has_units else 0, batch)
-    # The operator computes half precision in float32; the listing stays in the dtype it is given.
-    element = max(ELEMENT[dtype], 4) if impl == "reference" else ELEMENT[dtype]
-    return None if planes is None else planes * element * batch * length**2
+    # The reference computes half precision in float32; the listings stay in the dtype of their inputs.
+    item_bytes = max(ITEM_BYTES[dtype], 4) if impl == "reference" else ITEM_BYTES[dtype]
+    return None if planes is None else planes * item_bytes * batch * length**2
 
 
 def _planes(impl: str, pass_: str, heads: int, hidden: int, batch: int) -> float | None:
-    """Matrices of batch x length x length that are alive together.
+    """The number of matrices of batch x length x length that exist at the same time.
 
     Counted in the code, then adjusted to measurements (float32; 12 heads with 32 and 64 units at 1024 tokens and batch
-    1, and the shape of the CHE tasks), which it meets within 15 % or, for ``reference``, exceeds by up to 30 %. Short
-    sequences need more than this, as freed memory of their size is not returned to the system.
+    1, and the shape of the CHE tasks). The estimate is within 15% of them, or up to 30% above them for ``reference``.
+    Short sequences need more: freed memory of their size is not returned to the system.
     """
-    bias = heads / batch  # made once for the whole batch
-    # The first layer of the listing reads its input with heads moved last, which only without a batch can be a view.
+    bias = heads / batch  # computed once for the whole batch
+    # The first layer of the listing reads its input with heads moved last, which can be a view only at batch 1.
     inputs = 2 * heads if batch == 1 else 4 * heads
     match impl, pass_:
         case "appendix", "forward":

@@ -1,4 +1,4 @@
-"""``dape bench kernels``: what compiling shows of the Triton kernels. No GPU is needed, and none is timed."""
+"""``dape bench kernels``: resources that the compiled Triton kernels need. No GPU is needed, and nothing is timed."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dape.bench.options import check_choices, check_common, once
+from dape.bench.options import check_choices, check_common, unique
 from dape.bench.records import Column, Record, Results, count, make_table, text
 from dape.bench.runner import NotMeasuredError, Once, Plan, Telling, command, say
 from dape.errors import UsageError
@@ -24,16 +24,16 @@ Target = Literal["sm_80", "sm_86", "sm_90", "gfx942"]
 Dtype = Literal["fp16", "bf16", "fp32"]
 
 SHARED = {"sm_80": 166_912, "sm_86": 101_376, "sm_90": 232_448, "gfx942": 65_536}
-"""Bytes a program may have: a kernel that needs more compiles, but cannot be launched."""
+"""Most bytes of shared memory of a program. A kernel that needs more compiles, but cannot be launched."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsBench:
-    """What compiling shows of the Triton kernels, for GPUs that need not be here.
+    """Resources that the Triton kernels need on GPUs, without such a GPU.
 
-    Shared memory, registers and spilled registers of each kernel, as the compiler reports them. It says whether a
-    kernel can be launched and hints at how well, not how fast it is: that takes a GPU (`dape bench attention --device
-    cuda`). Needs the extra `triton`; about 20 s for a target.
+    Shared memory, registers and spilled registers of each kernel, as the compiler reports them. They show whether a
+    kernel can be launched, and hint at how well it runs. Its speed needs a GPU (`dape bench attention --device cuda`).
+    Needs the extra `triton`; about 20 s for a target.
     """
 
     targets: tuple[Target, ...] = ("sm_80", "sm_90", "gfx942")
@@ -53,7 +53,7 @@ class KernelsBench:
 def run(config: KernelsBench) -> int:
     """Returns the exit code: 1 if a kernel does not compile or does not fit, 130 if interrupted."""
     check(config)
-    config = once(config, "targets")
+    config = unique(config, "targets")
     parts = [
         Once(what=f"compiling for {target}", do=partial(compiled_for, config, target)) for target in config.targets
     ]
@@ -77,7 +77,7 @@ def check(config: KernelsBench) -> None:
 
 
 def compiled_for(config: KernelsBench, target: str) -> list[Record]:
-    """In a child process: this one may have imported Triton as an interpreter."""
+    """The records of all kernels, compiled in a child process: this one may have imported Triton's interpreter."""
     module = [sys.executable, "-W", "ignore", "-m", "dape.bench.compile_kernels"]
     with tempfile.TemporaryDirectory() as cache:
         path = os.pathsep.join(p for p in sys.path if p)
@@ -97,9 +97,9 @@ def compiled_for(config: KernelsBench, target: str) -> list[Record]:
 def _record(target: str, found: dict[str, Any]) -> Record:
     return {
         "target": target,
-        "kernel": found["kernel"],  # forward; queries, keys and terms make up the backward pass
-        "bias": found["bias"],  # ramps: FIRE; cells: positions that are no single run, documents
-        # What of its work, where one kernel would need too much memory for all of it.
+        "kernel": found["kernel"],  # forward; the backward pass has three: queries, keys and terms
+        "bias": found["bias"],  # ramps: FIRE; cells: given positions with gaps, documents
+        # The gradients that this launch computes, where one launch for all of them would need too much memory.
         "parts": ", ".join(name.removeprefix("FOR_").lower() for name in found["for"]),
         "shared_kb": round(found["shared"] / 1024, 1),
         "registers": found["registers"],
@@ -121,6 +121,6 @@ def tables(results: Results) -> "Iterator[Table]":
         Column("fits", lambda r: "yes" if r["fits"] else "NO"),
     ]
     if results.records:
-        caption = "shared memory of a program, registers of a thread, and what of them is spilled"
+        caption = "shared memory of a program; registers and spilled registers of a thread"
         title = f"Triton kernels, compiled and not run: {shape}"
         yield make_table(title, caption, results.records, columns, ("target",))

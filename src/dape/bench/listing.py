@@ -1,6 +1,6 @@
-"""The dense baselines: attention as one would write it down from the papers, every matrix in full.
+"""The dense baselines: attention as the papers list it, with every matrix in full.
 
-They share one signature with the operator, so that they can be verified and timed alike.
+They take the same arguments as the operator, so that they can be verified and timed in the same way.
 """
 
 import math
@@ -51,7 +51,7 @@ def static(
 def sdpa(
     q: Float[Tensor, "b h t d"], k: Float[Tensor, "b h t d"], v: Float[Tensor, "b h t d"], pe: object, *, causal: bool
 ) -> Float[Tensor, "b h t d"]:
-    """PyTorch's fused attention with no positions at all: what attention costs before any bias."""
+    """PyTorch's fused attention without positions: the cost of attention without a bias."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
@@ -71,7 +71,7 @@ def bias(
 def hidden_units(
     scores: Float[Tensor, "b h t t"], bias: Float[Tensor, "*b h t t"], pe: Dape
 ) -> Float[Tensor, "b t t D"]:
-    """What enters the activation of f."""
+    """The input of f's activation."""
     return _linear(torch.cat([scores, bias.expand_as(scores)], dim=1).permute(0, 2, 3, 1), pe.f.first)
 
 

@@ -1,7 +1,7 @@
 """Peak memory of one call, measured in a fresh process.
 
-A process keeps what its libraries, thread pools and earlier calls once took, so each measurement gets a child of its
-own. A megabyte is 10^6 bytes here.
+A process keeps memory that its libraries, thread pools and earlier calls allocated. Each measurement therefore runs in
+a child process. A megabyte is 10^6 bytes here.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ MB = 10**6
 
 
 class MeasurementError(RuntimeError):
-    """The child process did not come back with a number."""
+    """The child process failed."""
 
 
 def peak_extra_mb(target: str, **arguments: Any) -> float:
-    """The most memory that one call held beyond what existed before it, in MB.
+    """The most memory that one call held beyond what existed before it, in MB. Raises MeasurementError.
 
     ``target`` is ``"module:function"``. In a child process the function receives ``arguments`` (through JSON), creates
-    its inputs, warms up whatever should not be counted, and returns the call to measure.
+    the inputs, warms up what should not be counted, and returns the call to measure.
     """
     child = subprocess.run(
         [sys.executable, "-m", "dape.bench.memory", target],
@@ -58,21 +58,21 @@ def extra_bytes(call: Callable[[], object]) -> int:
 
 
 def _release_unused() -> None:
-    """Give freed memory back to the system: the call could otherwise reuse it unseen."""
+    """Give freed memory back to the system. Otherwise the call would reuse it, and the peak would not show that."""
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # only the GNU C library has it
+    with contextlib.suppress(OSError, AttributeError):  # only the GNU C library has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _reset_peak() -> None:
-    with contextlib.suppress(OSError):  # not Linux, or forbidden: the peak so far then counts as "before"
+    with contextlib.suppress(OSError):  # not Linux, or not permitted: the peak then includes earlier calls
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def _child(target: str) -> None:
     module, _, name = target.partition(":")
     call = getattr(importlib.import_module(module), name)(**json.loads(sys.stdin.read()))
-    # A call that knows better, such as one on a GPU, brings its own measure.
+    # A call on a GPU brings its own measure.
     measure = getattr(call, "extra_bytes", None) or (lambda: extra_bytes(call))
     print(measure() / MB)
 

@@ -1,6 +1,6 @@
 """``dape bench model``: the paper's time-cost table on this machine. Imports torch only when it runs.
 
-:func:`measure` does the work without the command line, :func:`rows` turns its result into rows of the one type.
+:func:`measure` does the work without the command line, :func:`rows` turns its result into :class:`~dape.Row` objects.
 """
 
 import gc
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from dape.bench import runner
 from dape.bench.model_plan import DEFAULT_DEPTHS, GPT2_VOCABULARY, PASSES, Planned, plan, shape_of
 from dape.bench.model_records import Group, make_records, rows, table_of
-from dape.bench.options import check_choices, check_common, fields_for, memory_limit, once
-from dape.bench.records import Results, pass_name, place_of, print_table
+from dape.bench.options import check_choices, check_common, fields_for, memory_limit, unique
+from dape.bench.records import Results, pass_name, print_table, threads_or_device
 from dape.bench.runner import Begins, Part, Plan, Progress, Telling, Timed, command, say
 from dape.bench.train import TrainPass
 from dape.config.load import preset_names
@@ -49,10 +49,10 @@ QUICK: dict[str, Any] = {
 class ModelBench:
     """Time of the paper's models by positional encoding, as in its time-cost table.
 
-    Real layers at full width, with the whole embedding and head; only the depth is cut. Times at two depths give the
-    cost of a layer, and that of the whole model by linear continuation, marked with ~. All encodings and depths use
-    one set of weights, and take turns; ratios are taken within a round and their median counts. What does not fit the
-    memory is named and left out.
+    Layers have the full width, and embedding and head the full size; only the depth is reduced. Times at two depths
+    give the cost of a layer, and by linear extrapolation that of the whole model, marked with ~. All encodings and
+    depths use one set of weights and take turns; ratios are taken within a round and their median counts. Cases that
+    do not fit in memory are reported and left out.
     """
 
     sizes: tuple[str, ...] | None = None
@@ -64,7 +64,7 @@ class ModelBench:
     lengths: tuple[int, ...] = (512,)
     """Tokens per sequence."""
     passes: tuple[TrainPass, ...] | None = None
-    """Forward without gradients, forward and backward, the whole step with AdamW; None: all three."""
+    """Forward without gradients, forward and backward, and the whole step with AdamW; None: all three."""
     batch: int = 1
     """Sequences per step."""
     vocabulary: int | None = None
@@ -74,7 +74,7 @@ class ModelBench:
     warm_up: int = 1
     """Untimed repetitions before them."""
     minutes: float | None = None
-    """Begin no further round of a case when its share of this time is over; one round is always timed."""
+    """Time for all cases, shared equally: a case begins no further round after its share. One round is always timed."""
     precision: Precision = "fp32"
     """bf16 is mixed precision: autocast around the model, weights in float32."""
     threads: int | None = None
@@ -98,9 +98,10 @@ def run(config: ModelBench) -> int:
 
 
 def measure(config: ModelBench, tell: Callable[[str], None] = say, progress: type[Progress] | None = None) -> Results:
-    """The work of the command. ``tell`` hears what is left out and, unless there is a progress bar, what is going on.
+    """Do the work of the command. Ctrl-C ends it early, with what was finished.
 
-    An interruption (Ctrl-C) ends it early with what was finished."""
+    ``tell`` is called with what is left out and, unless ``progress`` shows it, with what is being done.
+    """
     config = checked(config)
     return runner.measure(config, lambda threads: _plan(config, tell), progress or Telling(tell))
 
@@ -109,12 +110,12 @@ def measure(config: ModelBench, tell: Callable[[str], None] = say, progress: typ
 
 
 def filled_in(config: ModelBench) -> ModelBench:
-    """With defaults in place of None; names count once, passes come in their order, depths in theirs."""
+    """The options with defaults in place of None, without repeated values; passes and depths are sorted."""
     defaults = {**DEFAULTS, **QUICK} if config.quick else DEFAULTS
     config = replace(config, **{n: v for n, v in defaults.items() if getattr(config, n) is None})
     depths = tuple(sorted(set(config.layers))) if config.layers is not None else None
     config = replace(config, passes=tuple(sorted(set(config.passes or ()), key=_order)), layers=depths)
-    return once(config, "sizes", "encodings", "lengths")
+    return unique(config, "sizes", "encodings", "lengths")
 
 
 def _order(pass_: str) -> int:
@@ -122,7 +123,7 @@ def _order(pass_: str) -> int:
 
 
 def checked(config: ModelBench) -> ModelBench:
-    """Filled in; refuses what makes no sense before anything slow is imported or started."""
+    """The options, filled in. Raises UsageError on invalid ones, before anything slow is imported."""
     config = filled_in(config)
     check_choices("sizes", config.sizes or (), preset_names())
     check_choices("passes", config.passes or (), PASSES)
@@ -146,7 +147,7 @@ def _check_layers(layers: tuple[int, ...], sizes: tuple[str, ...]) -> None:
 
 
 def _fitting(config: ModelBench) -> tuple[list[Planned], list[str]]:
-    """What fits of each size, and in words what does not."""
+    """The cases of each size that fit in memory, and a message for each that does not."""
     limit = memory_limit(config.memory_limit_gb, config.device)
     planned, skipped = [], []
     for size in config.sizes or ():
@@ -185,7 +186,7 @@ def _plan(config: ModelBench, tell: Callable[[str], None]) -> Plan:
 
 
 def _parts(config: ModelBench, planned: list[Planned]) -> Iterator[Part]:
-    """Size after size, pass after pass; models take turns. Cases share the time that is left equally."""
+    """For each size and pass, models take turns. The time that is left is shared equally by the remaining cases."""
     end = math.inf if config.minutes is None else time.monotonic() + 60 * config.minutes
     left = sum(len(size.cases) for size in planned)
     for size in planned:
@@ -195,7 +196,7 @@ def _parts(config: ModelBench, planned: list[Planned]) -> Iterator[Part]:
             now = time.monotonic()
             yield replace(part, deadline=now + (end - now) / left)
             left -= 1
-        gc.collect()  # gigabytes, before the next ones are taken
+        gc.collect()  # frees gigabytes before the next size allocates its own
 
 
 def _parts_of(config: ModelBench, planned: Planned) -> Iterator[Timed]:
@@ -211,7 +212,7 @@ def _parts_of(config: ModelBench, planned: Planned) -> Iterator[Timed]:
     workload = fields_for(Workload, config, **of_shape, layers=deepest, precision=dtype, compile=False)
     trunk = make_trunk(workload, lengths[0])
     for length in lengths:
-        # Anew for every length: the optimizer's memory is that of one step, and must not outlive it.
+        # Made for each length, so that the optimizer's state of the previous length is freed.
         trainees = make_trainees(trunk, config.encodings, planned.depths, workload, length)
         as_published = config.batch == 1 and length == 512 and shape.vocabulary == GPT2_VOCABULARY
         for _, pass_ in (case for case in planned.cases if case[0] == length):
@@ -236,7 +237,7 @@ def _parts_of(config: ModelBench, planned: Planned) -> Iterator[Timed]:
 
 
 def tables(results: Results) -> "Iterator[Table]":
-    """One per size."""
+    """A table per size."""
     for size in dict.fromkeys(record["size"] for record in results.records):
         title = _title(size, results.settings)
         yield table_of([record for record in results.records if record["size"] == size], title)
@@ -256,7 +257,7 @@ def _title(size: str, settings: Any) -> str:
         f"batch {settings['batch']}",
         *([f"{settings['lengths'][0]} tokens"] if len(settings["lengths"]) == 1 else []),
         settings["dtype"],
-        place_of(settings),
+        threads_or_device(settings),
     ]
     measured = " and ".join(map(str, model["layers_measured"]))
     return f"{', '.join(facts)}; {measured} of {model['layers']} layers measured"

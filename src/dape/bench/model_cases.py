@@ -1,8 +1,8 @@
 """What ``dape bench model`` runs: models that differ in encoding and depth, on one set of weights. Imports torch.
 
 Six copies of two layers of the 6.7B model with their optimizers would take 80 GB. But they differ only in their
-encodings, so all of them, at all depths, use the embedding, blocks and head of one model, and one optimizer: AdamW
-passes over parameters without a gradient, and a step of one model leaves no gradient behind.
+encodings. All of them, at all depths, therefore share the embedding, blocks and head of one model, and one optimizer.
+That is possible because AdamW skips parameters without a gradient, and a step of one model leaves no gradient behind.
 """
 
 from collections.abc import Sequence
@@ -33,15 +33,15 @@ def make_trainees(
         }
     for model in models.values():
         model.to(workload.device)
-    # In one group: a parameter that several models use must be there once.
+    # Without repeats: several models share a parameter.
     optimizer = adamw(list(dict.fromkeys(p for model in models.values() for p in model.parameters())))
     return {case: Trainee(model, workload, length, optimizer) for case, model in models.items()}
 
 
 def make_view(trunk: DecoderLM, encoding: str, layers: int, length: int) -> DecoderLM:
-    """A model of its own encoding and depth on the weights of ``trunk``."""
+    """A model with the given encoding and depth on the weights of ``trunk``."""
     config = replace(trunk.config, encoding=encoding, layers=layers, train_length=max(length, 2))
-    with torch.device("meta"):  # takes no memory: all of it is replaced
+    with torch.device("meta"):  # takes no memory: all weights are replaced
         model = DecoderLM(config)
     model.embedding, model.norm, model.head = trunk.embedding, trunk.norm, trunk.head
     model.blocks = trunk.blocks[:layers]

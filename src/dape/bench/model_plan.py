@@ -1,4 +1,4 @@
-"""What of ``dape bench model`` fits the memory. No torch here but for counting parameters of encodings."""
+"""The cases of ``dape bench model`` that fit in memory. Loads torch only to count the parameters of encodings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,27 +11,27 @@ from dape.models.config import DecoderConfig
 from dape.training.cost import STATE_BYTES, activation_bytes, dense_parameters, encoding_parameters
 
 PASSES: tuple[TrainPass, ...] = ("forward", "forward_backward", "step")
-"""Each does more than the one before, and needs more memory."""
+"""In the order of their cost."""
 GPT2_VOCABULARY = 50304
-ON_BYTES = ("tiny", "small")
+BYTE_PRESETS = ("tiny", "small")
 DEFAULT_DEPTHS = (1, 2)
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One size: all of its measurements share one set of weights."""
+    """The measurements of one size, which share one set of weights."""
 
     size: str
     shape: DecoderConfig
-    """Of the whole model."""
+    """The whole model's."""
     depths: tuple[int, ...]
     cases: tuple[tuple[int, TrainPass], ...]
     """Lengths and passes that fit."""
 
 
 def shape_of(size: str, vocabulary: int | None = None) -> DecoderConfig:
-    """The preset; activations are kept whatever it says, as it is a few layers that are measured."""
-    usual = DecoderConfig.vocabulary if size in ON_BYTES else GPT2_VOCABULARY
+    """The preset, without checkpointing of activations: only a few layers are measured."""
+    usual = DecoderConfig.vocabulary if size in BYTE_PRESETS else GPT2_VOCABULARY
     model = {**read_preset(size)["model"], "checkpoint_activations": False}
     return DecoderConfig(**model, encoding="nope", vocabulary=vocabulary or usual)
 
@@ -47,7 +47,8 @@ def plan(
     half: bool,
     limit: float,
 ) -> tuple[Planned, list[str]]:
-    """What fits into ``limit`` bytes, and in words what does not. Without ``depths``: two, or one if two never fit."""
+    """The cases that fit in ``limit`` bytes, and a message for each other one. ``depths`` is 1 and 2 by default, or 1
+    if no case fits with 2."""
     choices = [depths] if depths else [DEFAULT_DEPTHS, DEFAULT_DEPTHS[:1]]
     fitting, skipped = Planned(size, shape, choices[0], ()), []
     for chosen in choices:
@@ -71,11 +72,11 @@ def bytes_needed(
     batch: int,
     half: bool,
 ) -> int:
-    """Weights once for all models, what each parameter drags along, activations of the deepest, and the logits."""
+    """Weights (shared by all models), gradients and optimizer state; activations of the deepest model; logits."""
     deepest = replace(shape, layers=max(depths), train_length=length)
     own = sum(encoding_parameters(replace(deepest, encoding=e, layers=d)) for e in encodings for d in depths)
     dense = dense_parameters(deepest)
-    # Without gradients a block forgets what the one before it needed.
+    # Without gradients, the activations of a block are freed before the next block runs.
     kept = replace(deepest, layers=1) if pass_ == PASSES[0] else deepest
     rounded = 2 * dense if half else 0
     return (dense + own) * STATE_BYTES[pass_] + rounded + activation_bytes(kept, batch=batch, half=half)

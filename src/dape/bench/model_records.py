@@ -1,4 +1,4 @@
-"""Rows of ``dape bench model``: from times at a few depths to the whole model, beside the paper's. No torch here."""
+"""Records of ``dape bench model``: from times at a few depths to the whole model, with the paper's. No torch here."""
 
 import functools
 import statistics
@@ -41,7 +41,7 @@ class Line:
 
 
 def lines(times: Mapping[int, Sequence[float]]) -> list[Line]:
-    """One for every round in which all depths were timed; none from a single depth."""
+    """A line for every round in which all depths were timed; none for a single depth."""
     if len(times) < 2:
         return []
     return [Line.through(dict(zip(times, round_, strict=True))) for round_ in zip(*times.values(), strict=False)]
@@ -49,7 +49,7 @@ def lines(times: Mapping[int, Sequence[float]]) -> list[Line]:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """What was timed together, but for encoding and depth."""
+    """A group of cases that take turns and differ only in encoding and depth."""
 
     size: str
     layers: int
@@ -57,13 +57,16 @@ class Group:
     length: int
     pass_: TrainPass
     rounds: int
-    """How many there should be."""
+    """Rounds of an uninterrupted measurement."""
     as_published: bool
-    """Batch, length and vocabulary are the paper's."""
+    """Whether batch, length and vocabulary are the paper's."""
 
 
 def make_records(group: Group, samples: Mapping[tuple[str, int], Sequence[float]]) -> list[Record]:
-    """``samples`` holds seconds by encoding and depth, the n-th of each from round n. Measured depths come first."""
+    """Records of the measured depths, then of the whole model.
+
+    ``samples`` holds seconds by encoding and depth; the n-th of each are from round n.
+    """
     timed: dict[str, dict[int, Sequence[float]]] = {}
     for (encoding, depth), seconds in samples.items():
         if seconds:
@@ -72,24 +75,24 @@ def make_records(group: Group, samples: Mapping[tuple[str, int], Sequence[float]
     depths = sorted({depth for times in timed.values() for depth in times})
     records = []
     for depth in dict.fromkeys([*depths, group.layers]):
-        here = {
+        at_depth = {
             encoding: times[depth] if depth in times else [line.at(depth) for line in fitted[encoding]]
             for encoding, times in timed.items()
         }
-        records += [_record(encoding, depth, here, timed, fitted, group) for encoding in here if here[encoding]]
+        records += [_record(name, depth, at_depth, timed, fitted, group) for name in at_depth if at_depth[name]]
     return records
 
 
 def _record(
     encoding: str,
     depth: int,
-    here: Mapping[str, Sequence[float]],
+    at_depth: Mapping[str, Sequence[float]],
     timed: Mapping[str, Mapping[int, Sequence[float]]],
     fitted: Mapping[str, Sequence[Line]],
     group: Group,
 ) -> Record:
-    """One model at one depth: measured, or extrapolated to the whole."""
-    seconds, base, through = here[encoding], base_of(encoding), fitted[encoding]
+    """One encoding at one depth, measured or extrapolated."""
+    seconds, base, through = at_depth[encoding], base_of(encoding), fitted[encoding]
     milliseconds = [1000 * s for s in seconds]
     return {
         "size": group.size,
@@ -97,16 +100,15 @@ def _record(
         "length": group.length,
         "pass": group.pass_,
         "layers": depth,
-        # Not timed, but the continuation of a line through the depths that were.
         "extrapolated": depth not in timed[encoding],
         "layers_measured": sorted(timed[encoding]),
         **spread("ms", Spread.of(milliseconds)),
-        # Slope of that line, and its value at no layers: embedding, head, loss, and the optimizer of these.
+        # Slope of the line through the measured depths, and its value at 0 layers: embedding, head, loss, their update.
         "per_layer_ms": 1000 * statistics.median(line.per_layer for line in through) if through else None,
         "fixed_ms": 1000 * statistics.median(line.fixed for line in through) if through else None,
-        **spread("vs_dape_kerple", paired(seconds, here.get(DAPE_KERPLE))),
-        "base": base if base in here else None,
-        **spread("vs_base", paired(seconds, here.get(base or ""))),
+        **spread("vs_dape_kerple", paired(seconds, at_depth.get(DAPE_KERPLE))),
+        "base": base if base in at_depth else None,
+        **spread("vs_base", paired(seconds, at_depth.get(base or ""))),
         # The paper's ratios (A800), where it has one for this size under these conditions.
         "paper_vs_dape_kerple": paper_ratio(group.size, encoding, DAPE_KERPLE) if group.as_published else None,
         "paper_vs_base": paper_ratio(group.size, encoding, base) if group.as_published else None,
@@ -116,7 +118,7 @@ def _record(
 
 
 def _note(done: int, through: Sequence[Line], rounds: int) -> str:
-    """``noisy``: rounds in which more layers did not take longer."""
+    """Missing rounds, and as ``noisy`` the rounds in which more layers did not take longer."""
     flat_ones = sum(line.per_layer <= 0 for line in through)
     notes = [f"{done} of {rounds} rounds"] * (done < rounds)
     notes += [f"noisy: {flat_ones} of {len(through)}"] * (flat_ones > 0)
@@ -146,7 +148,7 @@ WHERE = ("dtype", "threads", "device", "batch", "torch", "cpu", "cores", "platfo
 
 
 def rows(results: Results) -> list[Row]:
-    """Times, and ratios to dape-kerple under the paper's name for them, for whatever reads result rows."""
+    """Times and ratios as result rows."""
     return [
         _row(record, metric, found, results.settings)
         for record in results.records
@@ -183,15 +185,15 @@ def _row(record: Record, metric: str, value: Spread, settings: Mapping[str, Any]
 
 NAMES = {"forward": "fwd", "forward_backward": "fwd+bwd", "step": "step"}
 CAPTION = (
-    "Milliseconds; fwd: without gradients, step: with AdamW. ~: not measured, but continued linearly from the depths "
-    "that were. Ratios (interquartile range) are medians of those within a round, at the last depth shown. "
+    "Milliseconds; fwd: without gradients, step: with AdamW. ~: extrapolated linearly from the measured depths. "
+    "Ratios (interquartile range) are medians over rounds, at the last depth shown. "
     "paper: A800, batch 1, 512 tokens; it does not say which pass."
 )
-NOISY = " noisy: rounds in which more layers did not take longer; distrust what was continued from them."
+NOISY = " noisy: rounds in which more layers did not take longer; distrust extrapolations from them."
 
 
 def table_of(records: Sequence[Record], title: str) -> "Table":
-    """One line per encoding, length and pass of one size: the record of the last depth, times of all of them."""
+    """A line for each encoding, length and pass of one size: times at all depths, ratios at the last one."""
     cases: dict[tuple[int, str, str], dict[int, Record]] = {}
     for record in records:
         cases.setdefault((record["length"], record["pass"], record["encoding"]), {})[record["layers"]] = record
@@ -228,7 +230,7 @@ def _ratio(record: Record, name: str) -> str:
 
 
 def _ranged(record: Record, name: str, digits: int) -> str:
-    """A single round has no range: (0.00) would look like certainty."""
+    """The median with its range, which is left out for a single round: (0.00) would look like certainty."""
     single = len(record["samples_ms"]) == 1
     number = f"{record[name]:.{digits}f}" if single else with_range(record, name, digits)
     return f"~{number}" if record["extrapolated"] else number

@@ -1,4 +1,4 @@
-"""What the benchmark commands share: checks of their options, and torch's threads. Imports torch only where it must."""
+"""Checks of the options that benchmarks share, and torch's threads. Imports torch only where it must."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,11 @@ def flag(name: str) -> str:
 
 
 def check_common(config: Any, *counts: str, names: str | None = None, besides: str = "") -> None:
-    """What most benchmarks have: counts, of which None stands for a default; lengths; an option, called ``names``, with
-    encodings and perhaps one word ``besides``; a limit of memory; a file."""
+    """Check the options that most benchmarks have. Raises UsageError.
+
+    ``counts`` are options that must be positive or None; ``names`` is the option with names of encodings, in which the
+    word ``besides`` is allowed too. Lengths, the memory limit and the file are checked if there are such options.
+    """
     for name in counts:
         value = getattr(config, name)
         if value is not None and value < 1:
@@ -79,8 +82,10 @@ def _check_device(name: str) -> None:
 
 @contextlib.contextmanager
 def surroundings(config: Any) -> Iterator[dict[str, Any]]:
-    """The options of a benchmark, a dataclass, and everything else that its numbers depend on. Meanwhile torch has the
-    threads that were asked for. A benchmark without an option for threads does not use torch."""
+    """Set torch's threads as ``config`` says, and yield its options with machine and versions.
+
+    A benchmark without an option ``threads`` does not use torch.
+    """
     given = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
     if "threads" not in given:
         yield {**given, **machine()}
@@ -99,7 +104,7 @@ def surroundings(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def memory_limit(limit_gb: float | None, device: str) -> float:
-    """How many bytes may be used: what was asked for, or a share of what is free on the device."""
+    """Bytes that may be used: the given limit, or a share of the free memory of the device."""
     if limit_gb is not None:
         return limit_gb * GB
     if device.startswith("cuda"):
@@ -113,11 +118,11 @@ T = TypeVar("T", bound=Any)
 
 
 def fields_for(kind: type[T], config: Any, **others: Any) -> T:
-    """A dataclass filled with the options of the same names, unless they are given."""
+    """A dataclass with the given fields; the other fields are the options of the same names."""
     names = [field.name for field in fields(kind)]
     return kind(**{name: others[name] if name in others else getattr(config, name) for name in names})
 
 
-def once(config: T, *names: str) -> T:
-    """With every value of these options counted once."""
+def unique(config: T, *names: str) -> T:
+    """The options, with repeated values removed from the named ones."""
     return replace(config, **{name: tuple(dict.fromkeys(getattr(config, name))) for name in names})

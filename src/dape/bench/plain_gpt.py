@@ -1,7 +1,7 @@
-"""The yardstick of ``dape bench train``: a GPT with rotary positions, written by hand on PyTorch's own attention.
+"""The baseline of ``dape bench train``: a minimal GPT with rotary positions on PyTorch's attention.
 
-It computes what ``DecoderLM`` computes with ``encoding="rope"`` and its parameters have the same names, so that weights
-can be handed over with ``load_state_dict``; it shares no code with it, checks nothing and serves no other encoding.
+It computes what ``DecoderLM`` computes with ``encoding="rope"``, and ``load_state_dict`` takes its weights. It shares
+no code with ``DecoderLM``, checks nothing, and has no other encoding.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """``dape bench processes``: training in several processes beside one process with as many threads.
 
-A group of processes takes a step with DDP, then one with FSDP2, then its first process takes one alone, and so on: what
-else the machine does meets all alike. Imports torch only when it runs.
+A group of processes takes a step with DDP, then one with FSDP2, then its first process takes one alone, and so on, so
+that other load on the machine affects all of them equally. Imports torch only when it runs.
 """
 
 import json
@@ -10,12 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dape.bench.options import check_common, check_encoding, once
+from dape.bench.options import check_common, check_encoding, unique
 from dape.bench.records import Column, Record, Results, make_table, paired, text
 from dape.bench.runner import NotMeasuredError, Once, Plan, command
 from dape.config.load import read_preset
@@ -33,8 +33,8 @@ ALONE = "alone"
 class ProcessesBench:
     """Tokens per second of training in several processes, beside one process with as many threads.
 
-    Each process has one thread, the one process as many as there are processes, or cores if those are fewer. All take
-    turns; ratios are taken within a round, and medians count. Gradients are exchanged through gloo, as on a CPU.
+    Each process has one thread. The single process has as many threads as there are processes, but at most one per
+    core. They take turns; ratios are taken within a round, and medians count. Gradients are exchanged through gloo.
     """
 
     counts: tuple[int, ...] = (2, 4)
@@ -44,7 +44,7 @@ class ProcessesBench:
     encoding: str = "dape-kerple"
     """Positional encoding from `dape list`."""
     batch: int | None = None
-    """Sequences per step, by default those of the preset."""
+    """Sequences per step; None: as in the preset."""
     repeats: int = 5
     """Timed steps of each kind."""
     json: Path | None = None
@@ -57,7 +57,7 @@ def run(config: ProcessesBench) -> int:
     check_encoding("encoding", config.encoding)
     if not config.counts:
         raise UsageError("--counts needs at least one number of processes")
-    config = once(config, "counts")
+    config = unique(config, "counts")
     batch = config.batch or read_preset(config.preset)["train"]["batch"]
     for count in config.counts:
         check_processes(count)
@@ -68,13 +68,8 @@ def run(config: ProcessesBench) -> int:
 
 def _measured(config: ProcessesBench, batch: int, count: int) -> list[Record]:
     with tempfile.TemporaryDirectory(prefix="dape-bench-") as folder:
-        given = {
-            **asdict(config),
-            "json": None,
-            "batch": batch,
-            "folder": folder,
-            "threads": min(count, usable_cores()),
-        }
+        threads = min(count, usable_cores())
+        given = {**asdict(config), "json": None, "batch": batch, "folder": folder, "threads": threads}
         code = run_processes(["-m", "dape.bench.processes", json.dumps(given)], count, restarts=0)
         if code >= 128:
             raise KeyboardInterrupt
@@ -85,7 +80,7 @@ def _measured(config: ProcessesBench, batch: int, count: int) -> list[Record]:
     return [
         {
             "processes": 1 if kind == ALONE else count,
-            "threads": given["threads"] if kind == ALONE else 1,
+            "threads": threads if kind == ALONE else 1,
             "parallel": kind,
             "tokens_per_second": tokens / statistics.median(times),
             "vs_alone": ratio.median if (ratio := paired(seconds[ALONE], times)) else None,
@@ -98,6 +93,7 @@ def _measured(config: ProcessesBench, batch: int, count: int) -> list[Record]:
 
 
 def work(given: dict[str, Any]) -> None:
+    """Time the steps, and write them to ``seconds.json``."""
     import torch
 
     from dape.training.parallel import joined
@@ -122,8 +118,6 @@ def work(given: dict[str, Any]) -> None:
 
 
 def _trainers(given: dict[str, Any], group: Any) -> dict[str, Any]:
-    from dataclasses import replace
-
     import torch
 
     from dape.data.corpora import open_data
@@ -136,7 +130,7 @@ def _trainers(given: dict[str, Any], group: Any) -> dict[str, Any]:
     preset, folder = read_preset(given["preset"]), Path(given["folder"])
     model = DecoderConfig(**{**preset["model"], "encoding": given["encoding"]})
     train = TrainConfig(**{**preset["train"], "batch": given["batch"]})
-    group.from_first(lambda: str(open_data("stdlib").folder))  # one prepares the text, then the others find it
+    group.from_first(lambda: str(open_data("stdlib").folder))  # the first process prepares the text for all
     groups = {"ddp": group, "fsdp": replace(group, mode="fsdp"), ALONE: ONE}
     return {
         kind: LanguageModelTrainer(
@@ -144,9 +138,9 @@ def _trainers(given: dict[str, Any], group: Any) -> dict[str, Any]:
             RunConfig(model=model, train=train, data="stdlib", threads=1),
             open_data("stdlib"),
             device=torch.device("cpu"),
-            group=of,
+            group=group_of_kind,
         )
-        for kind, of in groups.items()
+        for kind, group_of_kind in groups.items()
     }
 
 
@@ -163,7 +157,7 @@ def tables(results: Results) -> "Iterator[Table]":
     ]
     if results.records:
         title = f"training {results.settings['preset']} with {results.settings['encoding']}"
-        caption = "vs alone: speed relative to one process with threads instead, the median over rounds"
+        caption = "vs alone: speed relative to one process with several threads, the median over rounds"
         yield make_table(title, caption, results.records, columns)
 
 

@@ -1,6 +1,6 @@
-"""The result of a benchmark: records, and how they are written, read and shown. Does not import torch.
+"""The records of benchmarks: written to files, read and shown as tables. Does not import torch.
 
-All benchmarks have one kind of record, a flat mapping from names to values, and one file:
+A record is a flat mapping from names to values. A file is
 ``{"config": {options, machine, versions}, "rows": [records]}``.
 """
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Record = dict[str, Any]
-"""What was measured (encoding, length, pass, ...), what was found, and a note in words, as plain values. A spread takes
-three names: its median the plain one, its quartiles that with _q1 and _q3."""
+"""The case (encoding, length, pass, ...), its measurements, and a note, as plain values. A :class:`Spread` called
+``name`` takes three entries: its median is ``name``, its quartiles are ``name_q1`` and ``name_q3``."""
 
 
 # Numbers -------------------------------------------------------------------------------------------------------------
@@ -48,22 +48,22 @@ class Spread:
 
 
 def spread(name: str, found: Spread | None) -> Record:
-    """The values of a record that a spread, or the lack of one, makes up."""
+    """The three entries of a spread in a record; None each if there is none."""
     numbers = (None, None, None) if found is None else (found.median, found.q1, found.q3)
     return dict(zip((name, f"{name}_q1", f"{name}_q3"), numbers, strict=True))
 
 
 def paired(above: Sequence[float] | None, below: Sequence[float] | None) -> Spread | None:
-    """Ratios within a round: what slows the machine down for seconds slows both alike and cancels."""
+    """Ratios within a round, in which other load on the machine affects both and cancels."""
     if above is None or below is None:
         return None
-    # An interrupted last round may lack one of the two. Noise can push extrapolated times below zero: no ratio then.
+    # The last round may lack one of them, if it was interrupted. Extrapolated times can be negative through noise.
     ratios = [a / b for a, b in zip(above, below, strict=False) if a > 0 and b > 0]
     return Spread.of(ratios) if ratios else None
 
 
-def if_partial(done: int, repeats: int) -> str:
-    """The note of a case that was not repeated as often as it should be."""
+def interrupted_note(done: int, repeats: int) -> str:
+    """The note of a case: empty, unless an interruption left fewer repetitions."""
     return "" if done == repeats else f"interrupted after {done} of {repeats} repetitions"
 
 
@@ -78,7 +78,7 @@ class Results:
 
     @property
     def complete(self) -> bool:
-        """False if it was interrupted."""
+        """False if the benchmark was interrupted."""
         return self.settings["complete"]
 
     def write(self, path: Path) -> None:
@@ -86,7 +86,7 @@ class Results:
         write_text(path, json.dumps(found, indent=2) + "\n")
 
     def append(self, path: Path) -> None:
-        """One line for each record, with all that its numbers depend on. What is there stays."""
+        """Append a line for each record, with the settings that its numbers depend on."""
         about = {name: value for name, value in self.settings.items() if name not in ("json", "append", "figure")}
         lines = [json.dumps({**about, **record}) + "\n" for record in self.records]
         with path.open("a", encoding="utf-8") as file:
@@ -94,7 +94,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The only reader, of the files of every benchmark."""
+        """Read the file of any benchmark."""
         found = json.loads(path.read_text())
         return cls(found["config"], found["rows"])
 
@@ -128,8 +128,11 @@ def make_table(
     *,
     narrow: bool = False,
 ) -> "Table":
-    """One line per record in the one look of all benchmarks, a gap where a value of ``group`` changes. Notes get a
-    column if there are any. ``narrow``: without space at the edges, to fit 80 columns."""
+    """A table with a line per record, in the style of all benchmarks.
+
+    A gap separates records that differ in an entry of ``group``. Notes get a column if there are any. ``narrow`` leaves
+    out the space at the edges, to fit 80 columns.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -156,11 +159,11 @@ def make_table(
 def print_table(table: "Table") -> None:
     from rich.console import Console
 
-    # Without a terminal, one line per row: for grep, or for a file.
+    # Without a terminal, for grep or a file, rows are not wrapped.
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
     with console.capture() as captured:
         console.print(*fitted(table, console.width), sep="\n")
-    # Through print, so that a closed pipe is reported as everywhere else.
+    # print() reports a closed pipe in the same way as everywhere else.
     print(captured.get(), end="", flush=True)
 
 
@@ -174,8 +177,8 @@ def pass_name(pass_: str) -> str:
     return pass_.replace("_", "+")
 
 
-def place_of(settings: Mapping[str, Any]) -> str:
-    """Where it was computed: how many threads, or which other device."""
+def threads_or_device(settings: Mapping[str, Any]) -> str:
+    """The number of threads, or the device if it is not the CPU."""
     if settings.get("device", "cpu") != "cpu":
         return settings["device"]
     return "1 thread" if settings["threads"] == 1 else f"{settings['threads']} threads"

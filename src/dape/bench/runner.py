@@ -1,7 +1,8 @@
-"""The one runner of all benchmarks: rounds, progress, interruption, files and tables. Imports torch where it must.
+"""The runner of all benchmarks: rounds, progress, interruption, files and tables.
 
-A benchmark declares a :class:`Plan`: parts that are timed (:class:`Timed`) or done once (:class:`Once`), made one after
-the other so that inputs are prepared between them. :func:`command` does the rest.
+A benchmark declares a :class:`Plan` with parts: calls that are timed (:class:`Timed`) and work that is done once
+(:class:`Once`). Parts come from an iterator, so that each prepares its inputs only when it is reached. :func:`command`
+does the rest.
 """
 
 import sys
@@ -21,7 +22,7 @@ Name = TypeVar("Name")
 
 
 class NotMeasuredError(Exception):
-    """A result is wrong, so that its time means nothing: the message is told, and nothing written."""
+    """A result is wrong, or cannot be measured: the command prints the message and writes no results."""
 
 
 # Parts ---------------------------------------------------------------------------------------------------------------
@@ -36,9 +37,9 @@ def interleaved(
 ) -> Iterator[tuple[Name, float]]:
     """Yield (name, seconds) for ``repeats`` timed calls of every candidate.
 
-    Every round calls each candidate once and starts one candidate further, so that noise, heat and what the previous
-    call left in the caches hit all alike. Untimed rounds come first. Results come one by one: whoever stops early
-    keeps what was measured.
+    Every round calls each candidate once, and starts one candidate later than the round before. Noise, heat and the
+    state of caches then affect all candidates equally. ``warm_up`` untimed rounds come first. Results are yielded one
+    by one, so that an interruption keeps those before it.
     """
     names = list(candidates)
     for name in names * warm_up:
@@ -52,7 +53,7 @@ def interleaved(
 
 
 class Watch(Protocol):
-    """Hears what begins, and that a step of it is over."""
+    """Is told what begins, and when a step is finished."""
 
     def begin(self, what: str) -> None: ...
 
@@ -61,18 +62,19 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """Calls that take turns."""
+    """Calls that are timed in turns."""
 
     what: str = ""
-    """Told when it begins, unless it is empty."""
+    """Shown when it begins, unless it is empty."""
     calls: Mapping[Any, Callable[[], object]]
     repeats: int
     warm_up: int = 1
     clock: Callable[[], float] = time.perf_counter
     deadline: float = float("inf")
-    """On the clock of :func:`time.monotonic`: no round begins after it, but one is always timed."""
+    """No round begins after this value of :func:`time.monotonic`, but one is always timed."""
     records: Callable[[Mapping[Any, Sequence[float]]], list[Record]]
-    """From the seconds of every call, the n-th of each from round n. After an interruption some are missing."""
+    """Makes records from the seconds of every call; the n-th of each are from round n. After an interruption some are
+    missing."""
 
     def carry_out(self, watch: Watch, records: list[Record]) -> None:
         samples: dict[Any, list[float]] = {name: [] for name in self.calls}
@@ -83,13 +85,13 @@ class Timed:
                 watch.step()
                 if number % len(self.calls) == 0 and time.monotonic() > self.deadline:
                     break
-        finally:  # an interruption keeps the repetitions that were completed
+        finally:  # an interruption keeps the finished repetitions
             records += self.records(samples)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Once:
-    """One step of work that brings records of its own, or completes those of others."""
+    """One step of work, which returns new records or completes earlier ones."""
 
     what: str = ""
     do: Callable[[], list[Record]]
@@ -101,7 +103,7 @@ class Once:
 
 @dataclass(frozen=True)
 class Begins:
-    """No work, only words: what the benchmark does until it gives the next part."""
+    """No work, only a message: what the benchmark does before its next part."""
 
     what: str
 
@@ -114,21 +116,20 @@ Part = Timed | Once | Begins
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a benchmark does."""
+    """The work of a benchmark."""
 
     parts: Iterable[Part]
     steps: int
-    """How many timed calls and other steps there will be, unless time runs out."""
+    """Number of timed calls and other steps, unless time runs out."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the numbers depend on, beside options, machine and versions."""
+    """Settings that the numbers depend on, besides options, machine and versions."""
 
 
 # Progress ------------------------------------------------------------------------------------------------------------
 
 
 class Progress:
-    """A bar on standard error, lines of text where that is not a terminal. Counts announced steps and says what is
-    being done."""
+    """A progress bar on standard error, or lines of text where that is not a terminal."""
 
     def __init__(self, steps: int) -> None:
         from rich import progress
@@ -155,19 +156,19 @@ class Progress:
         self._bar.stop()
 
     def begin(self, what: str) -> None:
-        """From now on this is being done."""
+        """Show that this is being done from now on."""
         self._bar.update(self._task, description=what)
         if not self._console.is_terminal:
             self._console.print(f"[{self._done}/{self._steps}] {what}", markup=False, highlight=False)
 
     def step(self) -> None:
-        """One of the announced steps is finished."""
+        """Count a finished step."""
         self._done += 1
         self._bar.advance(self._task)
 
 
 class Telling:
-    """In place of a progress bar: what begins is told, steps are not."""
+    """Replaces the progress bar: calls ``tell`` with what begins, and ignores steps."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.begin = tell
@@ -193,7 +194,7 @@ def say(words: str) -> None:
 
 
 def measure(config: Any, plan: Callable[[int], Plan], watch: Callable[[int], Any] = Progress) -> Results:
-    """Carry out a plan, a function of the number of threads. Ctrl-C ends it early with what was finished."""
+    """Carry out the plan, which is made for the number of threads. Ctrl-C ends it early, with what was finished."""
     with surroundings(config) as settings:
         planned = plan(settings.get("threads", 1))
         records: list[Record] = []
@@ -218,14 +219,16 @@ def command(
     failed: Callable[[Results], bool] = lambda results: False,
     watch: Callable[[int], Any] = Progress,
 ) -> int:
-    """Measure, write the file, show tables. ``also`` is done before they are shown. Returns the exit code: 1 if a
-    result is wrong or ``failed`` says so, 130 if it was interrupted."""
+    """Measure, write the files, call ``also``, show the tables.
+
+    Returns the exit code: 1 if a result is wrong or ``failed`` returns True, 130 if interrupted.
+    """
     try:
         results = measure(config, plan, watch)
     except NotMeasuredError as error:
         say(str(error))
         return 1
-    # The file first: whoever reads the table through a pipe may stop early.
+    # Files come first: writing the tables fails if they go to a pipe that is closed early.
     if config.json is not None:
         results.write(config.json)
         say(f"wrote {config.json}")
@@ -234,7 +237,7 @@ def command(
         say(f"appended {len(results.records)} results to {config.append}")
     also(results)
     if not results.complete:
-        say("interrupted: only what was finished until then is reported")
+        say("interrupted: only what was finished is reported")
     for table in tables(results):
         print_table(table)
     if not results.complete:

@@ -1,4 +1,4 @@
-"""``dape bench train``: tokens per second in training, side by side. Imports torch only when it runs."""
+"""``dape bench train``: tokens per second in training, by model. Imports torch only when it runs."""
 
 import contextlib
 import statistics
@@ -8,20 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dape.bench.options import check_choices, check_common, fields_for, once
+from dape.bench.options import check_choices, check_common, fields_for, unique
 from dape.bench.records import (
     Column,
     Record,
     Results,
     Spread,
     count,
-    if_partial,
+    interrupted_note,
     make_table,
     paired,
     pass_name,
-    place_of,
     spread,
     text,
+    threads_or_device,
     with_range,
 )
 from dape.bench.runner import Begins, NotMeasuredError, Part, Plan, Timed, command
@@ -51,9 +51,9 @@ class TrainBench:
     """Training speed in tokens per second, by positional encoding and length.
 
     A step is forward, cross-entropy, backward, clipping of the gradients, AdamW and the projection of constrained
-    parameters, on random tokens. All models live in one process and take turns; ratios are taken within a round and
-    their median counts, so that other work on the machine hits both sides alike. `plain-gpt` is a minimal GPT with
-    rotary positions on PyTorch's own attention: what the machine can do without this package.
+    parameters, on random tokens. All models take turns in one process. Ratios are taken within a round, where other
+    load on the machine affects both models, and their median counts. `plain-gpt` is a minimal GPT with rotary positions
+    on PyTorch's own attention, without this package.
     """
 
     preset: Preset = "tiny"
@@ -73,7 +73,7 @@ class TrainBench:
     batch: int | None = None
     """Sequences per step."""
     passes: tuple[TrainPass, ...] = ("step",)
-    """The whole step, forward and backward alone, or the loss without gradients."""
+    """The whole step, forward and backward without the update, or the loss without gradients."""
     precision: Precision = "float32"
     """bfloat16 is mixed precision: autocast around the model, weights in float32."""
     compile: bool = False
@@ -103,14 +103,14 @@ def run(config: TrainBench) -> int:
 
 
 def filled_in(config: TrainBench) -> TrainBench:
-    """What was not given comes from the preset; models and lengths count once."""
+    """The options, with those of the preset in place of None, and without repeated values."""
     check_choices("preset", (config.preset,), get_args(Preset))
     shape = {n: v for n, v in PRESETS[config.preset].items() if getattr(config, n) is None}
-    return once(replace(config, **shape), "encodings", "lengths", "passes")
+    return unique(replace(config, **shape), "encodings", "lengths", "passes")
 
 
 def check(config: TrainBench) -> None:
-    """Refuse what makes no sense, before anything slow is imported or started."""
+    """Raise UsageError on invalid options, before anything slow is imported."""
     counts = ("layers", "width", "heads", "vocabulary", "batch", "repeats", "warm_up", "threads")
     check_common(config, *counts, names="encodings", besides=PLAIN_GPT)
     check_choices("passes", config.passes, get_args(TrainPass))
@@ -124,13 +124,14 @@ def _check_heads(config: TrainBench) -> None:
     if config.width % config.heads:
         raise UsageError(f"--width {config.width} cannot be divided into {config.heads} heads of equal width")
     head_dim = config.width // config.heads
-    turning = [n for n in config.encodings if n == PLAIN_GPT or "rotate" in find(n).hook]
-    if head_dim % 2 and turning:
-        raise UsageError(f"{turning[0]} turns pairs of channels: --width / --heads must be even, got {head_dim}")
+    rotary = [n for n in config.encodings if n == PLAIN_GPT or "rotate" in find(n).hook]
+    if head_dim % 2 and rotary:
+        raise UsageError(f"{rotary[0]} rotates pairs of channels: --width / --heads must be even, got {head_dim}")
 
 
 def _check_memory(config: TrainBench) -> None:
-    """All models are held at once. A lower bound: weights, gradients, AdamW's two moments, and logits thrice."""
+    """Check a lower bound of the memory of all models: weights, AdamW's two moments, gradients, and logits three
+    times."""
     if config.device != "cpu":
         return
     assert config.layers and config.width and config.vocabulary and config.batch and config.lengths
@@ -139,8 +140,8 @@ def _check_memory(config: TrainBench) -> None:
     needed = 4 * (len(config.encodings) * 3 * weights + weights + 3 * logits)
     if needed > available_bytes():
         raise UsageError(
-            f"{len(config.encodings)} models side by side need at least {needed / GB:.3g} GB, "
-            f"{available_bytes() / GB:.3g} GB are available: name fewer --encodings, or fewer --layers"
+            f"{len(config.encodings)} models together need at least {needed / GB:.3g} GB, but only "
+            f"{available_bytes() / GB:.3g} GB are available: give fewer --encodings or fewer --layers"
         )
 
 
@@ -152,7 +153,7 @@ def _plan(config: TrainBench) -> Plan:
 
     workload = fields_for(Workload, config)
     wrong = disagreements(workload) if PLAIN_GPT in config.encodings else []
-    if wrong:  # the yardstick must compute the same as what it is held against
+    if wrong:
         verdict = f"dape bench: rope and {PLAIN_GPT} are not the same function, so nothing was timed"
         raise NotMeasuredError("\n".join([*wrong, verdict]))
     steps = len(config.lengths or ()) * len(config.passes) * len(config.encodings) * config.repeats
@@ -160,11 +161,11 @@ def _plan(config: TrainBench) -> Plan:
 
 
 def _parts(config: TrainBench, workload: "Workload") -> Iterator[Part]:
-    """Length after length, pass after pass; models take turns."""
+    """For each length and pass, models take turns."""
     from dape.bench.train_cases import make_trainee, room_for_graphs
 
     for length in config.lengths or ():
-        # With gradients and without are two graphs of a model, and each of them may come in several pieces.
+        # A model has a graph with gradients and one without, and each may consist of several pieces.
         graphs = room_for_graphs(4 * len(config.encodings)) if config.compile else contextlib.nullcontext()
         with graphs:
             yield Begins(f"{length} tokens, initial weights")
@@ -187,7 +188,7 @@ def make_records(
     parameters: Mapping[str, int],
     samples: Mapping[str, Sequence[float]],
 ) -> list[Record]:
-    """One for each model that was timed at all. ``samples`` holds seconds, the n-th of every model from round n."""
+    """A record for each model that was timed. ``samples`` holds seconds; the n-th of every model are from round n."""
     timed = {model: seconds for model, seconds in samples.items() if seconds}
     return [
         {
@@ -195,14 +196,14 @@ def make_records(
             "length": length,
             "pass": pass_,
             **spread("ms", Spread.of([1000 * s for s in seconds])),
-            # The least disturbed step: worth a look where other work on the machine makes the quartiles wide.
+            # The least disturbed step, of use where other load on the machine makes the quartiles wide.
             "fastest_ms": 1000 * min(seconds),
             "tokens_per_second": (config.batch or 0) * length / statistics.median(seconds),
             **spread("speed_vs_plain_gpt", paired(timed.get(PLAIN_GPT), seconds)),
-            "base": base if (base := base_of(model)) in timed else None,  # of dape-X the X it is compared with
+            "base": base if (base := base_of(model)) in timed else None,  # X for dape-X
             **spread("time_vs_base", paired(seconds, timed.get(base or ""))),
             "parameters": parameters[model],
-            "note": if_partial(len(seconds), config.repeats),
+            "note": interrupted_note(len(seconds), config.repeats),
         }
         for model, seconds in timed.items()
     ]
@@ -212,7 +213,7 @@ def make_records(
 
 CAPTION = (
     "(...): interquartile range. speed: tokens/s relative to plain-gpt, more is better. "
-    "time: dape-X relative to X, less is better. Both are medians of the ratios within a round."
+    "time: dape-X relative to X, less is better. Both are medians of ratios within a round."
 )
 
 
@@ -221,7 +222,7 @@ def tables(results: Results) -> "Iterator[Table]":
 
 
 def table_of(records: Sequence[Record], title: str) -> "Table":
-    """A single pass takes no column: the title names it."""
+    """The table. A single pass is named in the title and gets no column."""
     columns = [
         count("length"),
         text("model", wraps=True),
@@ -239,5 +240,5 @@ def table_of(records: Sequence[Record], title: str) -> "Table":
 def _title(settings: Mapping[str, Any]) -> str:
     facts = [pass_name(p) for p in settings["passes"] if len(settings["passes"]) == 1]
     facts += ["{layers} layers", "width {width}", "{heads} heads", "vocabulary {vocabulary}", "batch {batch}"]
-    facts += ["{precision}", place_of(settings)] + ["compiled"] * settings["compile"]
+    facts += ["{precision}", threads_or_device(settings)] + ["compiled"] * settings["compile"]
     return ", ".join(facts).format(**settings)

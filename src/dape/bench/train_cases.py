@@ -20,13 +20,13 @@ from dape.training.update import Updater
 
 CLIP_NORM = 1.0
 PRECISIONS: dict[str, Precision] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""Torch's names, and those of our settings."""
+"""From torch's names to those of TrainConfig."""
 LEARNING_RATE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One training problem, but for model and length."""
+    """One training problem, without its encoding and length."""
 
     layers: int
     width: int
@@ -40,7 +40,7 @@ class Workload:
 
 
 class Trainee:
-    """A model in training, always on the same batch: what is timed is computation, not loading of data."""
+    """A model in training, always on the same batch, so that loading data is not timed."""
 
     def __init__(
         self, model: nn.Module, workload: Workload, length: int, optimizer: torch.optim.Optimizer | None = None
@@ -86,12 +86,12 @@ class Trainee:
 def adamw(parameters: list[nn.Parameter]) -> torch.optim.AdamW:
     try:
         return torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
-    except RuntimeError:  # not for every device and version
+    except RuntimeError:  # not every device and version of torch has the fused AdamW
         return torch.optim.AdamW(parameters, lr=LEARNING_RATE)
 
 
 def make_batch(workload: Workload, length: int) -> tuple[Int[Tensor, "b t"], Int[Tensor, "b t"]]:
-    """Random tokens, and those that follow them."""
+    """Random tokens, and their next tokens as targets."""
     generator = torch.Generator().manual_seed(workload.seed)
     tokens = torch.randint(workload.vocabulary, (workload.batch, length + 1), generator=generator)
     tokens = tokens.to(workload.device)
@@ -99,7 +99,7 @@ def make_batch(workload: Workload, length: int) -> tuple[Int[Tensor, "b t"], Int
 
 
 def make_model(name: str, workload: Workload, length: int) -> nn.Module:
-    """A model by the name of its encoding. Initial weights depend on the seed alone; the global state does not move."""
+    """A model by the name of its encoding. Its weights depend only on the seed; the global random state is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(workload.seed)
         ours = DecoderLM(
@@ -116,7 +116,7 @@ def make_model(name: str, workload: Workload, length: int) -> nn.Module:
 
 
 def _plain(ours: DecoderLM, length: int) -> PlainGPT:
-    """The same weights in the yardstick."""
+    """The baseline with the same weights."""
     config = ours.config
     plain = PlainGPT(
         layers=config.layers, width=config.width, heads=config.heads, vocabulary=config.vocabulary, length=length
@@ -131,8 +131,8 @@ def make_trainee(name: str, workload: Workload, length: int) -> Trainee:
 
 @contextlib.contextmanager
 def room_for_graphs(count: int) -> Iterator[None]:
-    """Let torch keep that many compiled versions of one piece of code: it would run more than eight uncompiled, without
-    a word, and our models share theirs."""
+    """Let torch keep ``count`` compiled versions of a function. Our models share their functions, and torch silently
+    runs functions uncompiled after eight versions."""
     import torch._dynamo
 
     torch._dynamo.reset()
@@ -148,10 +148,9 @@ TOLERANCE = 1e-3
 
 
 def disagreements(workload: Workload) -> list[str]:
-    """Where our model with rotary positions departs from the yardstick, in words; empty when they agree.
+    """A message for the loss and each gradient in which our model with rotary positions differs from the baseline.
 
-    With the same weights, loss and gradients must be the same. Width and heads are those of the workload; layers,
-    vocabulary and batch only repeat the same, so a few will do.
+    Both have the same weights. Width and heads are those of the workload; few layers, ids and sequences suffice.
     """
     few = {
         name: min(count, getattr(workload, name)) for name, count in (("layers", 2), ("vocabulary", 101), ("batch", 2))
@@ -162,7 +161,7 @@ def disagreements(workload: Workload) -> list[str]:
     return [
         f"rope: {name} is off by {error:.1e} of its largest value from {PLAIN_GPT} (allowed {TOLERANCE:.0e})"
         for name, error in errors.items()
-        if not error <= TOLERANCE  # so that NaN is an error too
+        if not error <= TOLERANCE  # true for NaN too
     ]
 
 

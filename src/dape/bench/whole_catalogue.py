@@ -1,5 +1,7 @@
-"""``dape bench attention --encodings all``: every encoding in one table, each by the implementation that ``auto`` takes
-for it, in turns with PyTorch's attention without positions. Imports torch only when it runs."""
+"""``dape bench attention --encodings all``: one table of all encodings, beside PyTorch's attention without positions.
+
+``auto`` chooses the implementation of each encoding. Imports torch only when it runs.
+"""
 
 import statistics
 import time
@@ -8,19 +10,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dape.bench.memory import MeasurementError
 from dape.bench.options import check_encoding, fields_for
 from dape.bench.records import (
     Column,
     Record,
     Results,
-    if_partial,
+    interrupted_note,
     make_table,
     paired,
     pass_name,
-    place_of,
     spread,
     text,
+    threads_or_device,
 )
 from dape.bench.runner import NotMeasuredError, Once, Part, Plan, Timed, command
 from dape.errors import UsageError
@@ -29,17 +30,17 @@ from dape.positional.catalogue import encodings
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dape.bench.attention import AttentionBench
-    from dape.bench.cases import Inputs, Shape
+    from dape.bench.attention import AttentionBench, Pass
+    from dape.bench.cases import Inputs
 
 ALL, SDPA = "all", "sdpa"
 
 
 def chosen(given: Sequence[str]) -> tuple[str, ...]:
-    """The names meant: those given, or all of the catalogue."""
+    """The given names, or all names of the catalogue for ``all``."""
     if ALL in given:
         if len(given) > 1:
-            raise UsageError(f"--encodings {ALL} means the whole catalogue: give it alone, or the names one by one")
+            raise UsageError(f"--encodings {ALL} means the whole catalogue: give either {ALL} or names")
         return tuple(encodings())
     for name in given:
         check_encoding("encodings", name)
@@ -59,7 +60,7 @@ def _plan(config: "AttentionBench", names: Sequence[str], threads: int) -> Plan:
 
 
 def _parts(config: "AttentionBench", names: Sequence[str], threads: int) -> Iterator[Part]:
-    from dape.bench.cases import Shape, disagreements, make_inputs
+    from dape.bench.cases import Shape, add_memory, disagreements, make_inputs
 
     for length in config.lengths:
         for name in names:
@@ -67,55 +68,47 @@ def _parts(config: "AttentionBench", names: Sequence[str], threads: int) -> Iter
             if wrong := disagreements(shape, "auto", config.passes):
                 words = f"dape bench: {name} differs from the reference in float64, so it was not timed"
                 raise NotMeasuredError("\n".join([*wrong, words]))
-            inputs, here = make_inputs(shape, length), list[Record]()
+            inputs, timed = make_inputs(shape, length), list[Record]()
             for pass_ in config.passes:
-                yield _timed(config, name, inputs, length, pass_, here)
-            for record in here if config.memory else ():
-                yield Once(do=partial(_add_memory, record, shape, threads))
+                yield _timed(config, name, inputs, length, pass_, timed)
+            for record in timed if config.memory else ():
+                yield Once(do=partial(add_memory, record, shape, "auto", threads))
 
 
-def _timed(config: "AttentionBench", name: str, inputs: "Inputs", length: int, pass_: str, here: list[Record]) -> Timed:
+def _timed(
+    config: "AttentionBench", name: str, inputs: "Inputs", length: int, pass_: "Pass", timed: list[Record]
+) -> Timed:
+    """The encoding and ``sdpa`` in turns. The record is also appended to ``timed``."""
     from dape.bench.cases import make_call, run_once
 
-    calls = {impl: make_call(impl, inputs, pass_) for impl in (SDPA, "auto")}  # pyright: ignore[reportArgumentType]
+    calls = {impl: make_call(impl, inputs, pass_) for impl in (SDPA, "auto")}
     _, choice = run_once("auto", inputs, explain=True)
 
     def records(samples: Mapping[str, Sequence[float]]) -> list[Record]:
-        mine, base = samples["auto"], samples[SDPA]
-        if not (mine and base):
+        seconds, base = samples["auto"], samples[SDPA]
+        if not (seconds and base):
             return []
         about = {"encoding": name, "length": length, "pass": pass_, "impl": choice.impl, "kernel": choice.kernel}
-        ratio = spread("vs_sdpa", paired(mine, base))
-        note = if_partial(len(mine), config.repeats)
-        here.append({**about, "ms": 1000 * statistics.median(mine), **ratio, "peak_mb": None, "note": note})
-        return here[-1:]
+        ratio = spread("vs_sdpa", paired(seconds, base))
+        note = interrupted_note(len(seconds), config.repeats)
+        timed.append({**about, "ms": 1000 * statistics.median(seconds), **ratio, "peak_mb": None, "note": note})
+        return timed[-1:]
 
     what = f"{name}, {length} tokens, {pass_name(pass_)}"
     clock = time.process_time if config.clock == "cpu" else time.perf_counter
     return Timed(what=what, calls=calls, repeats=config.repeats, records=records, clock=clock)
 
 
-def _add_memory(record: Record, shape: "Shape", threads: int) -> list[Record]:
-    """Most memory held during one call beyond its inputs, in 10^6 bytes."""
-    from dape.bench.cases import measure_mb
-
-    try:
-        record["peak_mb"] = measure_mb(shape, "auto", record["length"], record["pass"], threads)
-    except MeasurementError as error:
-        record["note"] = f"memory not measured: {error}"
-    return []
-
-
 # The report ----------------------------------------------------------------------------------------------------------
 
 CAPTION = (
     "x: time relative to PyTorch's attention without positions, median of rounds; "
-    "MB: most memory held beyond the inputs, in the last of the passes"
+    "MB: most memory held beyond the inputs, in the last pass"
 )
 
 
 def tables(results: Results) -> "Iterator[Table]":
-    """One line per encoding and length, its passes beside each other."""
+    """A table for each length, with a line per encoding and columns for each pass."""
     lines: dict[tuple[int, str], Record] = {}
     for record in results.records:
         line = lines.setdefault((record["length"], record["encoding"]), {**record, "note": ""})
@@ -149,4 +142,4 @@ def _title(results: Results, length: int) -> str:
     mask = "causal" if given["causal"] else "bidirectional"
     shape = f"{length} tokens, batch {given['batch']}, {given['heads']} heads of {given['head_dim']}"
     clock = ", processor time" if given["clock"] == "cpu" else ""
-    return f"{shape}, {given['dtype']}, {mask}, {place_of(given)}{clock}"
+    return f"{shape}, {given['dtype']}, {mask}, {threads_or_device(given)}{clock}"

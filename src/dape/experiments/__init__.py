@@ -1,1 +1,1 @@
-"""Many runs side by side, each a process of its own in a folder of its own."""
+"""Experiments: grids of runs. Each run is a process with its own folder."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dape.errors import UsageError
+from dape.experiments.executor import START_SECONDS
 from dape.experiments.grid import Effort, Experiment, in_short, united
 from dape.experiments.job import Job, Stop, Test
 from dape.results.numbers import count
@@ -23,18 +24,17 @@ if TYPE_CHECKING:
     from dape.training.chomsky import ChomskyTrainer
 
 SETTINGS = "che.yaml"
-START_SECONDS = 4.0
-"""Until a child process has loaded torch and built its model."""
 SIDE_BY_SIDE = 0.8
-"""Runs side by side share memory and caches: each is slower than the one that was timed."""
+"""Speed of a run beside others, relative to a run alone: they share memory and caches."""
 
 
 def least_minutes(runs: int, jobs: int) -> float:
-    """To start so many processes, so many at a time."""
+    """Minutes to start the processes of all runs, ``jobs`` at a time."""
     return START_SECONDS * runs / (60 * min(jobs, runs))
 
 
 def too_little(budget: float, runs: int, minutes: float, why: str) -> UsageError:
+    """The error for a budget that is less than the needed minutes."""
     needed = count(math.ceil(2 * minutes) / 2, "minute")
     return UsageError(
         f"`budget` {budget:g}: {count(runs, 'run')} would take at least {needed} on this machine {why}; "
@@ -87,13 +87,13 @@ class Chomsky(Experiment[Subject]):
     seeds: int
     config: CheConfig
     budget: float | None = None
-    """Minutes for which steps and lengths were planned."""
+    """Minutes that steps and test lengths were chosen for."""
 
     what: ClassVar[str] = "CHE benchmark"
     settings_name: ClassVar[str] = SETTINGS
 
     def runs(self) -> list[Subject]:
-        """Seed after seed; within one the slow runs first, so that no core waits long for the last of them."""
+        """For each seed the slow runs first, so that cores do not wait long for the last run."""
         methods = sorted(self.methods, key=lambda method: "dape" not in method)
         return [
             Subject(task=task, method=method, seed=seed, lr=lr)
@@ -107,7 +107,7 @@ class Chomsky(Experiment[Subject]):
         return ChomskyJob(config=self.config, **asdict(run), device=self.device, threads=threads)
 
     def effort(self, run: Subject) -> Effort:
-        """By tokens of input."""
+        """Counted in tokens of the input."""
         config = self.config
         tests = {length: float(config.samples * length) for length in config.lengths}
         return Effort(config.steps, config.batch * (1 + config.train_length) / 2, tests)
@@ -116,19 +116,14 @@ class Chomsky(Experiment[Subject]):
         from dape.evaluation.chomsky_scores import runs_of
 
         config = self.config
-        (of_rate,) = runs_of(rows, config).values()
-        (found,) = of_rate.values()
+        (by_rate,) = runs_of(rows, config).values()
+        (found,) = by_rate.values()
         inside, beyond = 100 * found.familiar(config)[0], 100 * found.score(config)
         first, *_, last = (config.scored_lengths[0], *config.scored_lengths)
         return f"accuracy {inside:.1f}% at 1-{config.train_length}, {beyond:.1f}% at {first}-{last}"
 
     def axes(self) -> dict[str, int]:
-        return {
-            "task": len(self.tasks),
-            "encoding": len(self.methods),
-            "rate": len(self.rates),
-            "seed": self.seeds,
-        }
+        return {"task": len(self.tasks), "encoding": len(self.methods), "rate": len(self.rates), "seed": self.seeds}
 
     def conditions(self) -> list[str]:
         config = self.config
@@ -141,7 +136,7 @@ class Chomsky(Experiment[Subject]):
         ]
 
     def reduced(self) -> list[str]:
-        """What is less than in the paper."""
+        """Descriptions of what is less than in the paper."""
         return reductions(self.config, seeds=self.seeds, rates=self.rates, all_rates=len(PAPER_RATES))
 
     def shared_settings(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How many steps, test lengths and examples fit into so many minutes: a few steps are timed, the rest is arithmetic."""
+"""The steps, test lengths and examples that fit into a number of minutes, estimated from a few timed steps."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from dape.evaluation.chomsky import GROUP
-from dape.experiments.chomsky import SIDE_BY_SIDE, START_SECONDS, too_little
+from dape.experiments.chomsky import SIDE_BY_SIDE, too_little
+from dape.experiments.executor import START_SECONDS
 from dape.models.encoder import Encoder
 from dape.tasks.base import Batch, Loss
 from dape.tasks.chomsky.base import Task
@@ -21,27 +22,31 @@ from dape.training.optim import make_optimizer
 from dape.training.update import Updater
 
 TEST_SHARE = 0.3
+"""Fraction of the time that tests may take."""
 FEWEST_STEPS = 20
 FAMILIAR_STRIDE = 3
+"""Of the lengths that are trained on, every third is tested."""
 SAMPLES = (256, 128, 64)
-"""Test examples per length: the most with which at least MANY lengths can be afforded."""
-MANY = 24
-COUNTS = (231, 116, 93, 47, 24, 12, 6)
-"""Numbers of test lengths to try, after all of them."""
+"""Numbers of test examples per length: the first that leaves time for ENOUGH_LENGTHS is taken."""
+ENOUGH_LENGTHS = 24
+LENGTH_COUNTS = (231, 116, 93, 47, 24, 12, 6)
+"""Numbers of test lengths to try, if there is no time for all."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds by number of tokens, ``fixed + linear t + square t^2``: of a training step, and of one test example."""
+    """Seconds for ``t`` tokens, ``fixed + linear t + square t^2``, of a training step and of one test example."""
 
     train: tuple[float, float, float]
     test: tuple[float, float, float]
 
     def step(self, config: CheConfig, task: Task) -> float:
+        """Seconds of an average training step."""
         lengths = range(1, config.train_length + 1)
         return float(np.mean([self._at(self.train, total_length(config, task, n)) for n in lengths]))
 
     def testing(self, config: CheConfig, task: Task, lengths: Sequence[int]) -> float:
+        """Seconds of one test example of each length."""
         return sum(self._at(self.test, total_length(config, task, n)) for n in lengths)
 
     @staticmethod
@@ -50,7 +55,7 @@ class Speed:
 
 
 def time_method(config: CheConfig, method: str) -> Speed:
-    """Three steps of different lengths, each the quicker of two attempts, and as many tests."""
+    """Time training steps and tests at three lengths each; the faster of two attempts counts."""
     subject = Subject(task="bucket_sort", method=method, seed=0, lr=1e-3)
     model = encoder_for(config, load(subject.task), method)
     training = train_config(config, subject)
@@ -67,14 +72,14 @@ def time_method(config: CheConfig, method: str) -> Speed:
 
 
 def _fit(fixed: float, short: tuple[int, float], long: tuple[int, float]) -> tuple[float, float, float]:
-    """The cost per call, per token and per token squared that three measurements give; none is negative."""
+    """Solve for the cost per call, per token and per squared token. Negative costs become 0."""
     (a, cost_a), (b, cost_b) = ((tokens, max(0.0, seconds - fixed) / tokens) for tokens, seconds in (short, long))
     square = max(0.0, (cost_b - cost_a) / (b - a))
     return fixed, max(0.0, cost_b - square * b), square
 
 
 def _train_seconds(model: Encoder, updater: Updater, config: CheConfig, tokens: int) -> float:
-    """A whole step, drawing of examples included, on tokens that mean nothing."""
+    """Seconds of a whole step with drawing of examples. The model reads zeros instead of them, to set its length."""
     ids = torch.zeros(config.batch, tokens, dtype=torch.long)
     begin = time.perf_counter()
     training_batch(config, load("bucket_sort"), seed=0, step=0)
@@ -106,8 +111,11 @@ def planned(
     jobs: int,
     spent: float = 0.0,
 ) -> CheConfig:
-    """With as many steps as fit into ``budget`` minutes, ``spent`` of which are gone, when ``repeats`` runs of every
-    task and method share ``jobs`` processes."""
+    """The config with as many steps and tests as fit into ``budget`` minutes, of which ``spent`` are over.
+
+    There are ``repeats`` runs of every task and method, ``jobs`` at a time. Raises UsageError if the budget is too
+    small.
+    """
     pairs = [(speeds[method], load(task, config.compat)) for task in tasks for method in speeds]
     runs = repeats * len(pairs)
     jobs = min(jobs, runs)
@@ -123,27 +131,28 @@ def planned(
 
 
 def _with_tests(config: CheConfig, pairs: Sequence[tuple[Speed, Task]], repeats: int, seconds: float) -> CheConfig:
-    """Test lengths at equal distances from the first to the last, the nearer the more time there is."""
+    """The config with as many evenly spaced test lengths as ``seconds`` allow."""
     scored = config.scored_lengths
     familiar = config.familiar_lengths[FAMILIAR_STRIDE - 1 :: FAMILIAR_STRIDE] or config.familiar_lengths
     trial = config
     for samples in SAMPLES:
-        for count in (len(scored), *COUNTS):
+        for count in (len(scored), *LENGTH_COUNTS):
             trial = replace(config, samples=samples, lengths=(*familiar, *evenly(scored, count)))
             cost = repeats * samples * sum(speed.testing(trial, task, trial.lengths) for speed, task in pairs)
             if cost <= seconds:
                 break
-        if len(trial.scored_lengths) >= MANY:
-            return trial
+        if len(trial.scored_lengths) >= ENOUGH_LENGTHS:
+            break
     return trial
 
 
 def evenly(lengths: Sequence[int], count: int) -> tuple[int, ...]:
-    """So many of them, both ends included."""
-    places = np.linspace(0, len(lengths) - 1, min(count, len(lengths))).round().astype(int)
-    return tuple(lengths[place] for place in dict.fromkeys(places.tolist()))
+    """``count`` evenly spaced lengths, the first and the last included."""
+    indices = np.linspace(0, len(lengths) - 1, min(count, len(lengths))).round().astype(int)
+    return tuple(lengths[index] for index in dict.fromkeys(indices.tolist()))
 
 
 def _two_digits(steps: int) -> int:
+    """Rounded down to two significant digits."""
     unit = 10 ** max(0, len(str(steps)) - 2)
     return steps // unit * unit

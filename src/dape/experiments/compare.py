@@ -1,4 +1,4 @@
-"""The plan of ``dape compare``: which runs there are, which are finished, and what they have found. No torch here.
+"""The experiment of ``dape compare``: language models with different encodings. No torch here.
 
 OUT/compare.yaml      the settings all runs share
     runs/METHOD-seedN/   a run: config.yaml, metrics.jsonl, checkpoints, rows.jsonl (written last), log.txt
@@ -40,20 +40,26 @@ class MethodsAndSeeds(Experiment[Run]):
     seeds: int
 
     def runs(self) -> list[Run]:
-        """Seed after seed; within one the slow runs first, so that no core waits long for the last of them."""
+        """For each seed the slow runs first, so that cores do not wait long for the last run."""
         methods = sorted(self.methods, key=lambda method: "dape" not in method)
         return [Run(method, seed) for seed in range(self.seeds) for method in methods]
 
     def axes(self) -> dict[str, int]:
         return {"encoding": len(self.methods), "seed": self.seeds}
 
+    def growing_settings(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "methods": united(known, "methods", self.methods),
+            "seeds": max(self.seeds, known.get("seeds", 0)),
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(MethodsAndSeeds):
     model: DecoderConfig
-    """As every run has it, apart from the encoding."""
+    """The model of every run, except for the encoding."""
     train: TrainConfig
-    """As every run has it, apart from the seed."""
+    """The training of every run, except for the seed."""
     evaluation: EvalConfig
     data: str
     """The prepared folder."""
@@ -90,10 +96,7 @@ class Comparison(MethodsAndSeeds):
     # Settings --------------------------------------------------------------------------------------------------------
 
     def shared_settings(self) -> dict[str, Any]:
-        return {
-            **language_settings(self.model, self.train, self.evaluation),
-            "data_hash": self.data_hash,
-        }
+        return {**language_settings(self.model, self.train, self.evaluation), "data_hash": self.data_hash}
 
     def growing_settings(self, known: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -106,30 +109,34 @@ class Comparison(MethodsAndSeeds):
         }
 
     def changes(self, known: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-        """Options of an encoding matter only for methods that the folder has already."""
+        """Also compares the options of encodings, for methods that the folder already has."""
         changed = super().changes(known)
-        options = replace(self.model, encoding_options=known.get("encoding_options", {}))
+        before = replace(self.model, encoding_options=known.get("encoding_options", {}))
         for method in set(self.methods) & set(known.get("methods", [])):
-            old, new = (model_for(method, model).encoding_options for model in (options, self.model))
+            old, new = (model_for(method, model).encoding_options for model in (before, self.model))
             changed += [(f"{method}.{name}", *values) for name, *values in changes("options", old, new)]
         return changed
 
 
 def windows_in(out: Path) -> int:
-    """As many as the comparison in this folder was begun with; in a new one, enough."""
-    known = saved_settings(out, SETTINGS).get("shared", {}).get("evaluation")
-    return known.get("windows", ENOUGH_WINDOWS) if isinstance(known, dict) else ENOUGH_WINDOWS
+    """The number of windows of the comparison in this folder, or the default for a new one."""
+    return _saved_evaluation(out).get("windows", ENOUGH_WINDOWS)
 
 
 def evaluation_in(out: Path, evaluation: EvalConfig) -> EvalConfig:
-    """As a folder means them that was begun before the reach was a setting: windows end where the longest has room."""
-    known = saved_settings(out, SETTINGS).get("shared", {}).get("evaluation")
-    old = isinstance(known, dict) and "reach" not in known and evaluation.reach is None
+    """The evaluation with the reach that folders used before the reach was a setting: the greatest length."""
+    known = _saved_evaluation(out)
+    old = known and "reach" not in known and evaluation.reach is None
     return replace(evaluation, reach=max(evaluation.lengths)) if old else evaluation
 
 
+def _saved_evaluation(out: Path) -> dict[str, Any]:
+    known = saved_settings(out, SETTINGS).get("shared", {}).get("evaluation")
+    return known if isinstance(known, dict) else {}
+
+
 def model_for(method: str, model: DecoderConfig) -> DecoderConfig:
-    """With that encoding, and of its options those for all methods and those given as METHOD.OPTION."""
+    """The model with that encoding, and with the options for all methods and those given as METHOD.OPTION."""
     given = model.encoding_options
     options = {name: value for name, value in given.items() if "." not in name}
     options |= {n.removeprefix(f"{method}."): value for n, value in given.items() if n.startswith(f"{method}.")}

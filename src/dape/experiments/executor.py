@@ -1,4 +1,4 @@
-"""Where runs are done. An executor knows a run's folder and how to start a worker on it, and nothing else. No torch."""
+"""Executors start a worker for each run. They know nothing about a run but its name and folder. No torch here."""
 
 import contextlib
 import os
@@ -14,35 +14,40 @@ from typing import Protocol
 WORKER = "dape.experiments.worker"
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 60
-"""How long workers may take to save when they are asked to stop."""
+"""Time for workers to save when they are asked to stop. Then they are killed."""
+START_SECONDS = 4.0
+"""Time until a worker has loaded torch and built its model, in estimates."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A run that is to be done."""
+    """A run, as executors see it."""
 
     name: str
     folder: Path
 
     @property
     def log(self) -> Path:
-        """What the worker prints."""
+        """The file for the worker's output."""
         return self.folder / "log.txt"
 
 
 class Executor(Protocol):
     def run(self, tasks: Sequence[Task], *, tick: Callable[[Sequence[Task]], None]) -> Iterator[tuple[Task, int]]:
-        """Do all tasks and yield each with its exit code when it ends. ``tick(running)`` is called several times a
-        second. When this is interrupted, workers are asked to save and stop, and waited for."""
+        """Do all tasks, and yield each with its exit code when it ends.
+
+        ``tick(running)`` is called several times a second. An interruption asks the workers to save and stop, and waits
+        for them.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Local:
-    """Child processes of this machine. One that dies takes nothing with it but its own work."""
+    """Runs tasks as child processes on this machine."""
 
     jobs: int
-    """At a time."""
+    """Processes at a time."""
 
     def run(self, tasks: Sequence[Task], *, tick: Callable[[Sequence[Task]], None]) -> Iterator[tuple[Task, int]]:
         waiting, running = list(tasks), dict[Task, subprocess.Popen[bytes]]()
@@ -70,12 +75,13 @@ def start(task: Task, worker: str | None = None) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             env=environment,
-            # A group of its own: Ctrl-C reaches the parent alone, which then asks each child once.
+            # In a new session, Ctrl-C reaches only the parent, which then sends each child one signal.
             start_new_session=True,
         )
 
 
 def stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask the workers to save and stop, and wait for them."""
     for child in children:
         with contextlib.suppress(ProcessLookupError):
             child.send_signal(signal.SIGTERM)
@@ -89,7 +95,7 @@ def stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def last_words(log: Path, lines: int = 3) -> str:
-    """The end of what a worker has said."""
+    """The last lines of a worker's log."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:

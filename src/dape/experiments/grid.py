@@ -1,11 +1,11 @@
-"""What all plans of many runs share: folders, what is finished, how far a run is, collecting rows. No torch here.
+"""The base of all experiments: folders of runs, progress, collecting rows, checking settings. No torch here.
 
 OUT/SETTINGS.yaml     the settings all runs share
     runs/NAME/        a run: metrics.jsonl, checkpoints, rows.jsonl (written last), log.txt
     results.jsonl     the rows of all finished runs, appended to and never rewritten
 
-A run goes by its name, and the same name in the same folder is the same work: what is finished is not done again, what
-was broken off goes on, and a folder with other settings is refused.
+A run is identified by its name within the folder. Finished runs are not done again, interrupted runs continue, and a
+folder with other settings is refused.
 """
 
 import json
@@ -28,11 +28,11 @@ from dape.training.run import FREE_TO_CHANGE, read_metrics
 
 RESULTS, RUNS = "results.jsonl", "runs"
 SHOWN = 4
-"""Longer lists are not told in full."""
+"""Longer lists are abbreviated in messages."""
 NOT_IN_NUMBERS = {"threads", "device", "data", "base", "variant", "extra", *FREE_TO_CHANGE}
-"""Of a job: where it runs and where things lie (data is compared by its hash), and what its rows are called."""
+"""Settings of a job that do not change its numbers: machine, paths (data is compared by its hash), labels of rows."""
 BACKWARD = 3.0
-"""A token of training costs about as much as so many of testing."""
+"""The cost of a token in training, relative to a token in tests."""
 
 
 class Named(Protocol):
@@ -45,13 +45,13 @@ R = TypeVar("R", bound=Named)
 
 @dataclass(frozen=True)
 class Effort:
-    """How much work a run is, in tokens that are read once."""
+    """The work of a run, in tokens of the forward pass."""
 
     steps: int
     step: float
-    """Of one training step, without the backward pass."""
+    """Tokens of one training step."""
     tests: Mapping[int, float]
-    """By length."""
+    """Tokens of the tests, by length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,50 +61,50 @@ class Experiment(ABC, Generic[R]):
     threads: int = 1
 
     what: ClassVar[str]
-    """As messages call it: comparison."""
+    """The name of the experiment in messages, such as "comparison"."""
     settings_name: ClassVar[str]
-    """The file of settings, by which the folder is recognised."""
+    """The file name of the settings, by which the folder is recognised."""
     inputs: ClassVar[tuple[str, ...]] = ()
-    """What may lie in the folder before it is begun."""
+    """Names of files and folders that may exist in ``out`` before the experiment begins."""
 
-    # What each plan says of itself -----------------------------------------------------------------------------------
+    # Defined by each experiment --------------------------------------------------------------------------------------
 
     @abstractmethod
     def runs(self) -> list[R]:
-        """In the order in which they are begun."""
+        """All runs, in the order in which they are started."""
 
     @abstractmethod
     def job(self, run: R, threads: int) -> Job:
-        """What the worker is to do."""
+        """The job of a run."""
 
     def shared_settings(self) -> dict[str, Any]:
-        """What must not change within a folder, by section or by name. The settings of each job are compared anyway."""
+        """Settings that must not change within a folder, by name or section. The settings of jobs are compared too."""
         return {}
 
     def effort(self, run: R) -> Effort:
-        """How the time that is left is told. Without it, runs count as equal and as done when they are finished."""
+        """The work of a run, to estimate the time that is left. By default all runs count equally."""
         return Effort(0, 0.0, {})
 
     def growing_settings(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        """What may be added to, united with what is known already."""
+        """Settings that may grow within a folder, united with the ``known`` ones of the folder."""
         return {}
 
     def found(self, rows: list[Row]) -> str:
-        """What a run has found, in a few words."""
+        """The result of a run in a few words."""
         return f"{rows[0].metric} " + " ".join(f"{row.length}: {row.value:.4g}" for row in rows)
 
-    # What it says before it begins -----------------------------------------------------------------------------------
+    # Printed before the runs begin -----------------------------------------------------------------------------------
 
     def axes(self) -> Mapping[str, int]:
-        """What is varied, and how many of each there are: their product is the number of runs."""
+        """The variables of the grid and their numbers of values. The product is the number of runs."""
         return {}
 
     def introduction(self) -> list[str]:
-        """Lines that come first."""
+        """The first lines."""
         return []
 
     def conditions(self) -> list[str]:
-        """How runs are trained and tested, a line each."""
+        """Lines on how runs are trained and tested."""
         return []
 
     # Runs ------------------------------------------------------------------------------------------------------------
@@ -116,18 +116,15 @@ class Experiment(ABC, Generic[R]):
         return (self.folder(run) / ROWS).is_file()
 
     def task(self, run: R) -> Task:
-        """Write down what the run is to do, for the child to read."""
+        """Write the job of the run for its worker."""
         folder = self.folder(run)
-        # A run that has begun goes on with as many threads as before: another number may change the last bits.
+        # A run that has begun keeps its number of threads: another one may change the last bits.
         threads = plain_job(folder)["threads"] if (folder / JOB).is_file() else self.threads
         write_job(folder, self.job(run, threads))
         return Task(run.name, folder)
 
-    def steps(self, run: R) -> int:
-        return self.effort(run).steps
-
     def share_done(self, run: R) -> float:
-        """Roughly how much of a run's work is done."""
+        """The estimated fraction of a run's work that is done."""
         if self.finished(run):
             return 1.0
         effort, now = self.effort(run), self.testing(run)
@@ -139,12 +136,12 @@ class Experiment(ABC, Generic[R]):
         return min(done / whole, 0.999) if whole else 0.0
 
     def last_metrics(self, run: R) -> dict[str, Any]:
-        """Step, loss and whatever else was logged last."""
+        """The last line of metrics.jsonl that has a loss."""
         lines = [line for line in read_metrics(self.folder(run)) if "loss" in line]
         return lines[-1] if lines else {}
 
     def testing(self, run: R) -> Mapping[str, Any]:
-        """The length at which a run is tested just now, and perhaps how much of it is done; empty before."""
+        """The length that is being tested, and how much of it is done if that is known; empty before the tests."""
         try:
             return read_record(self.folder(run) / PROGRESS, _Testing)
         except (OSError, ValueError):
@@ -157,7 +154,7 @@ class Experiment(ABC, Generic[R]):
         return self.out / RESULTS
 
     def collect(self) -> list[Row]:
-        """All rows of these runs; those that finished runs have not delivered yet are appended first."""
+        """All rows of these runs. Rows of newly finished runs are first appended to results.jsonl."""
         rows = read_rows(self.results, unfinished=True) if self.results.exists() else []
         delivered = {row.run for row in rows}
         for run in self.runs():
@@ -171,7 +168,7 @@ class Experiment(ABC, Generic[R]):
     # Settings --------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Create the folder, or make sure that what is there may be added to."""
+        """Create the folder, or check that it may be continued. Raises UsageError if not."""
         known = saved_settings(self.out, self.settings_name)
         if known:
             self._refuse(self.changes(known))
@@ -183,20 +180,22 @@ class Experiment(ABC, Generic[R]):
         write_text(self.out / self.settings_name, yaml.safe_dump(settings, sort_keys=False))
 
     def changes(self, known: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-        """Name, old and new value of every setting in which this differs from what the folder holds."""
+        """Name, old and new value of every shared setting that differs from the folder's."""
         now, then = _plain(self.shared_settings()), known.get("shared", {})
         return [
             change for name in dict.fromkeys([*then, *now]) for change in changes(name, then.get(name), now.get(name))
         ]
 
     def check_jobs(self) -> None:
-        """Refuse to go on with runs that were begun, or finished, with other settings than they would get now: their
-        folders know, whatever was done to the file of settings since."""
+        """Raise UsageError for runs whose job.json has other settings than they would get now.
+
+        This holds even if the file of settings was edited or removed.
+        """
         for run in self.runs():
             if (self.folder(run) / JOB).is_file():
                 then, now = dict(_flat(plain_job(self.folder(run)))), dict(_flat(asdict(self.job(run, self.threads))))
-                known = [name for name in now if name in then]  # older versions noted less
-                then, now = (_plain({name: of[name] for name in known}) for of in (then, now))
+                known = [name for name in now if name in then]  # older versions wrote fewer settings
+                then, now = (_plain({name: settings[name] for name in known}) for settings in (then, now))
                 self._refuse([(f"{run.name}: {n}", then[n], now[n]) for n in known if then[n] != now[n]])
 
     def _refuse(self, changed: Sequence[tuple[str, Any, Any]]) -> None:
@@ -217,7 +216,7 @@ class _Testing(TypedDict):
 
 
 def _flat(job: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """What decides a run's numbers, by section.name."""
+    """The settings that decide a run's numbers, as section.name."""
     for name, value in job.items():
         if name in NOT_IN_NUMBERS:
             continue
@@ -228,7 +227,7 @@ def _flat(job: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 class _Settings(TypedDict, total=False):
-    """What files of settings may say; plans have more of their own."""
+    """Entries of settings files whose types are checked. Experiments may have more."""
 
     shared: dict[str, Any]
     methods: list[str]
@@ -258,7 +257,7 @@ def saved_settings(out: Path, name: str) -> dict[str, Any]:
 
 
 def changes(name: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
-    """Within sections by their entries."""
+    """A change of one setting, or the changed entries of a section."""
     if not isinstance(new, Mapping) or not isinstance(old, Mapping | None):
         return [] if old == new else [(name, old, new)]
     old = old or {}
@@ -266,12 +265,12 @@ def changes(name: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
 
 
 def united(known: Mapping[str, Any], name: str, now: Sequence[Any]) -> list[Any]:
-    """What the folder has, and what comes new."""
+    """The values that the folder has, and the new ones."""
     return list(dict.fromkeys([*known.get(name, []), *now]))
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """As it is after being written and read."""
+    """The settings as they are after writing and reading."""
     return json.loads(json.dumps(settings))
 
 
@@ -280,13 +279,13 @@ def _short(value: Any) -> str:
 
 
 def in_short(lengths: Sequence[Any]) -> str:
-    """41, 42 ... 500: the first two, the last, and how many."""
+    """Lengths, abbreviated such as "41, 42 ... 500 (460 lengths)"."""
     if len(lengths) <= SHOWN:
         return ", ".join(map(str, lengths))
     return f"{lengths[0]}, {lengths[1]} ... {lengths[-1]} ({len(lengths)} lengths)"
 
 
 def relative_data(data: str, out: Path) -> str:
-    """Relative to the folder where it lies inside, so that the folder can be moved."""
+    """The path of the data, relative to ``out`` if it is inside, so that the folder can be moved."""
     folder, out = Path(data), out.resolve()
     return str(folder.relative_to(out)) if folder.is_relative_to(out) else data

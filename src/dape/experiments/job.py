@@ -1,9 +1,9 @@
-"""One run of an experiment, as data: what it trains, how it is tested, and its files. No torch here.
+"""One run of an experiment, as data: how it is trained and tested, and its files. No torch here.
 
-RUN/job.json         what the run is to do: a dataclass and its kind
-    tested.jsonl     the rows of the tests that are done, while others are not
-    rows.jsonl       the rows of all tests: a run that has it is finished
-    progress.json    the length that is tested just now
+RUN/job.json         the job: a dataclass and its kind
+    tested.jsonl     the rows of finished tests, until all tests are finished
+    rows.jsonl       the rows of all tests, which mark the run as finished
+    progress.json    the length that is being tested
 """
 
 import json
@@ -19,9 +19,9 @@ from dape.results.records import Row
 
 JOB, ROWS, TESTED, PROGRESS = "job.json", "rows.jsonl", "tested.jsonl", "progress.json"
 Stop = Callable[[], bool]
-"""Whether the run has been asked to save and end."""
+"""Whether the run has been asked to save and stop."""
 Watch = Callable[[int, int], None]
-"""Told how much of how much there is done."""
+"""Called with how much is done, and of how much."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,17 @@ class Test:
 
     length: int
     metric: str
-    """Of its first row; length and metric together tell tests of a run apart."""
+    """The metric of its first row. Length and metric identify a test of a run."""
     rows: Callable[[Watch], list[Row]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job(ABC):
-    """What a run does. Subclasses are frozen dataclasses, listed in :mod:`dape.experiments.catalogue`; they import
-    torch in their methods only, as whoever plans runs makes jobs too."""
+    """The work of a run.
+
+    Subclasses are frozen dataclasses, listed in :mod:`dape.experiments.catalogue`. They import torch only in methods,
+    because the process that plans runs creates jobs too.
+    """
 
     device: str
     threads: int
@@ -46,11 +49,11 @@ class Job(ABC):
 
     @abstractmethod
     def learn(self, folder: Path, stop: Stop) -> Any:
-        """Train in the folder, or go on training; what :meth:`tests` needs, or None if it was asked to stop."""
+        """Train in the folder, or continue training. Returns what :meth:`tests` needs, or None if asked to stop."""
 
     @abstractmethod
     def tests(self, learned: Any, run: str) -> Iterable[Test]:
-        """In their order. ``run``: the name that rows give."""
+        """The tests, in order. ``run`` is the name of the run in rows."""
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -59,7 +62,7 @@ class Job(ABC):
 def write_job(folder: Path, job: Job) -> None:
     from dape.experiments.catalogue import job_class
 
-    job_class(job.kind, folder / JOB)  # before any process begins: each of them would fail
+    job_class(job.kind, folder / JOB)  # an unknown kind fails here, rather than in every worker
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / JOB, json.dumps(sealed({"kind": job.kind, **asdict(job)}), indent=2) + "\n")
 
@@ -72,7 +75,7 @@ def read_job(folder: Path) -> Job:
 
 
 def plain_job(folder: Path) -> dict[str, Any]:
-    """As it was written, without its checksum."""
+    """The contents of job.json, checked and without its checksum."""
     path, advice = folder / JOB, "Remove it; the command that wrote it writes it again."
     given = read_json(path, advice)
     with reading(path, "is damaged", advice):

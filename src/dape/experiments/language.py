@@ -1,4 +1,4 @@
-"""A run that trains a language model and measures its perplexity against length."""
+"""A run that trains a language model and measures its perplexity by length. No torch here."""
 
 import json
 import statistics
@@ -26,11 +26,11 @@ class LanguageModelJob(Job):
     evaluation: EvalConfig
     data_hash: str
     variant: str = ""
-    """What its rows call the options of the encoding, where these are varied."""
+    """The name of the encoding's options in rows, where these are varied."""
     in_context: bool = False
     """Also measure the in-context gain."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """More for its rows."""
+    """Further entries of ``extra`` in its rows."""
 
     kind: ClassVar[str] = "language-model"
 
@@ -87,7 +87,7 @@ class LanguageModelJob(Job):
 
 
 def costs(trainer: "LanguageModelTrainer") -> dict[str, Any]:
-    """Tokens trained on, parameters that nope does not have, and the median time of a step."""
+    """Tokens trained on, parameters of the encoding, and the median time of a step."""
     from dape.training.cost import encoding_parameters
 
     config, found = trainer.config, median_step_ms(trainer.folder, trainer.task.tokens)
@@ -99,25 +99,26 @@ def costs(trainer: "LanguageModelTrainer") -> dict[str, Any]:
 
 
 def median_step_ms(folder: Path, tokens: int) -> float | None:
-    """Of the steps that metrics.jsonl tells, the first left out where there are others: it warms caches."""
+    """The median over the lines of metrics.jsonl, without the first, which includes the warm-up."""
     speeds = [line["tokens_per_second"] for line in read_metrics(folder) if line.get("tokens_per_second")]
     return 1e3 * tokens / statistics.median(speeds[1:] or speeds) if speeds else None
 
 
-# What grids of such runs share ---------------------------------------------------------------------------------------
+# For experiments with such runs --------------------------------------------------------------------------------------
 
 
 def language_effort(model: DecoderConfig, train: TrainConfig, evaluation: EvalConfig) -> Effort:
+    """The work of such a run."""
     tests = {length: float(evaluation.windows * length) for length in evaluation.lengths}
     return Effort(train.steps, float(train.batch * model.train_length), tests)
 
 
 def language_settings(model: DecoderConfig, train: TrainConfig, evaluation: EvalConfig) -> dict[str, Any]:
-    """Everything that shapes the numbers, apart from the encoding and the seed."""
+    """All settings that change the numbers, except for the encoding and the seed."""
     sections = {"model": asdict(model), "train": asdict(train), "evaluation": asdict(evaluation)}
     for name in ("encoding", "encoding_options", "vocabulary"):
         sections["model"].pop(name)
-    if evaluation.reach == max(evaluation.lengths):  # as it was before it was a setting: old folders go on
+    if evaluation.reach == max(evaluation.lengths):  # the value of old folders, which do not have this setting
         sections["evaluation"].pop("reach")
     for name in ("seed", *FREE_TO_CHANGE):
         sections["train"].pop(name)

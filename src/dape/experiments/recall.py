@@ -6,13 +6,13 @@ OUT/probe.yaml           the settings all runs share
     table.md, depth.png, depth.svg, pairs.png, pairs.svg
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dape.experiments.compare import MethodsAndSeeds, Run
-from dape.experiments.grid import Effort, united
+from dape.experiments.grid import Effort
 from dape.experiments.job import Job, Stop, Test
 from dape.results.records import Row
 from dape.tasks.recall.config import RecallConfig
@@ -81,9 +81,3 @@ class Recall(MethodsAndSeeds):
 
     def shared_settings(self) -> dict[str, Any]:
         return asdict(self.config)
-
-    def growing_settings(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "methods": united(known, "methods", self.methods),
-            "seeds": max(self.seeds, known.get("seeds", 0)),
-        }

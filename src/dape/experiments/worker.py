@@ -1,8 +1,8 @@
-"""One run, as a child process: train (or go on training), test, write the rows.
+"""The process of one run: train (or continue training), test, write the rows.
 
 python -m dape.experiments.worker RUN       reads RUN/job.json, writes RUN/rows.jsonl last
 
-The folder is all there is to know about a run: whoever can see it can carry on.
+The folder holds the whole state of a run, so that a worker on any machine that can access it can continue.
 """
 
 import json
@@ -21,7 +21,7 @@ STOPPED = 3
 
 
 def main(folder: Path) -> int:
-    """Do the run in the folder, alone; returns the exit code."""
+    """Lock the folder and do its run. Returns the exit code."""
     stop_with(os.getppid())
     with locked(folder), Interruption() as interrupted:
         return work(folder, interrupted)
@@ -39,7 +39,7 @@ def work(folder: Path, stop: Stop) -> int:
 
 
 def test(job: Job, learned: Any, folder: Path, stop: Stop) -> int:
-    """What was tested before an interruption is kept."""
+    """Do the tests that were not done before an interruption, and write all rows. Returns the exit code."""
     partial = folder / TESTED
     rows = read_rows(partial, unfinished=True) if partial.exists() else []
     done = {(row.length, row.metric) for row in rows}

@@ -12,7 +12,7 @@ from filelock import FileLock
 from dape.errors import UsageError
 from dape.experiments.executor import Task
 from dape.experiments.executors import Where, base, ray
-from dape.experiments.executors.base import Errand, deliver, require
+from dape.experiments.executors.base import RemoteRun, deliver, require
 from dape.experiments.executors.slurm import Slurm
 from dape.extras import install_command
 
@@ -24,7 +24,7 @@ from dape.extras import install_command
         ({"executor": "ray", "minutes": 3}, "`minutes` is for `executor` slurm"),
         ({"executor": "ray", "cpus_per_run": 0.0}, "`cpus_per_run`"),
         ({"executor": "ray", "gpus_per_run": -1.0}, "`gpus_per_run`"),
-        ({"cpus_per_run": 2.0}, "`jobs` says"),
+        ({"cpus_per_run": 2.0}, "set `jobs`"),
         ({"executor": "slurm", "minutes": 0}, "`minutes` must be at least 1"),
     ],
 )
@@ -56,35 +56,35 @@ def test_an_address_nobody_answers_at(address):
 def test_something_else_listens(monkeypatch):
     """And never answers: there is a limit to waiting for it."""
     monkeypatch.setattr(ray, "ANSWER_SECONDS", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(UsageError, match="is no Ray cluster"):
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(UsageError, match="no working Ray cluster"):
         ray._require_answer(f"127.0.0.1:{server.getsockname()[1]}")
 
 
 def test_slurm_gives_whole_cores(tmp_path):
     pytest.importorskip("submitit", reason="needs the extra `slurm`")
-    with pytest.raises(UsageError, match="Slurm gives whole ones"):
+    with pytest.raises(UsageError, match="Slurm needs whole numbers"):
         Slurm(cpus=0.5, cluster="local")._executor(tmp_path)
 
 
 def test_a_machine_that_sees_the_folder_works_there(tmp_path):
     (tmp_path / "job.json").write_text("{}")
-    errand = Errand.of(Task("a", tmp_path))
-    assert errand.place() == (tmp_path, True) and errand.results(tmp_path, True) == {}
+    run = RemoteRun.of(Task("a", tmp_path))
+    assert run.work_folder() == (tmp_path, True) and run.results(tmp_path, True) == {}
 
 
 def test_a_machine_that_does_not_works_in_its_cache_and_sends_the_rows(tmp_path, monkeypatch):
     here, task = tmp_path / "here", Task("a", tmp_path / "here" / "a")
     task.folder.mkdir(parents=True)
     (task.folder / "job.json").write_text('{"threads": 1}')
-    errand = Errand.of(task)
+    run = RemoteRun.of(task)
     here.rename(tmp_path / "away")  # another machine has another disk
     monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
-    folder, shared = errand.place()
+    folder, shared = run.work_folder()
     assert not shared and folder.name == "a" and (folder / "job.json").read_text() == '{"threads": 1}'
-    assert errand.place()[0] == folder  # a second attempt goes on there
+    assert run.work_folder()[0] == folder  # a second attempt goes on there
     (folder / "log.txt").write_text("done")
     (folder / "rows.jsonl").write_text("rows\n")
-    files = errand.results(folder, shared)
+    files = run.results(folder, shared)
     assert set(files) == {"rows.jsonl", "log.txt"}
     (tmp_path / "away").rename(here)
     deliver(task, {**files, "../stray": b"x"})
@@ -93,7 +93,7 @@ def test_a_machine_that_does_not_works_in_its_cache_and_sends_the_rows(tmp_path,
 
 def test_a_job_of_other_settings_in_the_same_place_is_another(tmp_path, monkeypatch):
     monkeypatch.setenv("DAPE_CACHE", str(tmp_path / "cache"))
-    one, two = (Errand(str(tmp_path / "a"), job, "w").place()[0] for job in ('{"x": 1}', '{"x": 2}'))
+    one, two = (RemoteRun(str(tmp_path / "a"), job, "w").work_folder()[0] for job in ('{"x": 1}', '{"x": 2}'))
     assert one != two
 
 

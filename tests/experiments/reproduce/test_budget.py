@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dape.errors import UsageError
+from dape.experiments.executor import START_SECONDS
 from dape.experiments.reproduce.budget import Speed, fit, kind_of
 from dape.experiments.reproduce.catalogue import EXPERIMENTS
-from dape.experiments.reproduce.cost import START_SECONDS
 from dape.experiments.reproduce.plan import Reproduction
 from dape.experiments.reproduce.scales import SCALES
 
@@ -56,5 +56,5 @@ def test_too_little():
 
 
 def test_scales_without_steps():
-    with pytest.raises(UsageError, match="scale paper takes its steps from the paper"):
+    with pytest.raises(UsageError, match="scale paper takes its number of steps from the paper"):
         fit(replace(plan(), scale=SCALES["paper"]), {}, 1.0, 1)

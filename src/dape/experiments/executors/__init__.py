@@ -1,35 +1,35 @@
-"""Runs on other machines: through Ray, or through Slurm. Both start our worker on a run's folder, and nothing else."""
+"""Executors for other machines: Ray and Slurm."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from dape.errors import UsageError
 from dape.experiments.executor import Executor
-from dape.experiments.executors.base import Elsewhere
+from dape.experiments.executors.base import ClusterExecutor
 
-__all__ = ["Elsewhere", "Where"]
+__all__ = ["ClusterExecutor", "Where"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Where the runs of an experiment are done."""
+    """The options that choose an executor."""
 
     executor: Literal["local", "ray", "slurm"] = "local"
     """local: processes of this machine. ray: a Ray cluster (extra `ray`). slurm: jobs of Slurm (extra `slurm`)."""
     ray_address: str | None = None
-    """HOST:PORT of the cluster's head; by default $RAY_ADDRESS, or the cluster this machine belongs to, or a new one of
-    this machine alone."""
+    """HOST:PORT of the cluster's head; by default $RAY_ADDRESS, or the cluster that this machine belongs to, or a new
+    cluster of this machine only."""
     cpus_per_run: float | None = None
-    """Cores that a run takes on a cluster, by default 1; for Ray also less than one."""
+    """Cores of a run on a cluster, by default 1; with Ray also less than one."""
     gpus_per_run: float | None = None
-    """GPUs that a run takes on a cluster, by default 0; for Ray also less than one."""
+    """GPUs of a run on a cluster, by default 0; with Ray also less than one."""
     partition: str | None = None
-    """Of Slurm, for its jobs."""
+    """Slurm's partition for the jobs."""
     minutes: int | None = None
-    """That Slurm gives a job, by default 1440. A run that needs longer is queued again and goes on."""
+    """Slurm's time limit of a job, by default 1440. A run that needs longer is queued again and continues."""
 
     def build(self, jobs: int | None) -> Executor | None:
-        """None for this machine. ``jobs``: runs at a time; by default as many as there is room for."""
+        """The executor, or None for this machine. ``jobs`` limits the runs at a time; by default resources do."""
         self._check()
         shares = {"cpus": self.cpus_per_run, "gpus": self.gpus_per_run}
         given = {"at_a_time": jobs, **{name: share for name, share in shares.items() if share is not None}}
@@ -44,12 +44,14 @@ class Where:
         return None
 
     def _check(self) -> None:
-        """Rather than leave a setting without effect."""
-        for name, of in (("ray_address", "ray"), ("partition", "slurm"), ("minutes", "slurm")):
-            if getattr(self, name) is not None and self.executor != of:
-                raise UsageError(f"`{name}` is for `executor` {of}, not for {self.executor}")
+        """Raise UsageError on options that would have no effect."""
+        for name, executor in (("ray_address", "ray"), ("partition", "slurm"), ("minutes", "slurm")):
+            if getattr(self, name) is not None and self.executor != executor:
+                raise UsageError(f"`{name}` is for `executor` {executor}, not for {self.executor}")
         for name in ("cpus_per_run", "gpus_per_run"):
             if getattr(self, name) is not None and self.executor == "local":
-                raise UsageError(f"`{name}` is for `executor` ray or slurm; here `jobs` says how many runs share it")
+                raise UsageError(
+                    f"`{name}` is for `executor` ray or slurm; on this machine, set `jobs` (runs at a time)"
+                )
         if self.minutes is not None and self.minutes < 1:
             raise UsageError(f"`minutes` must be at least 1, got {self.minutes}")

@@ -1,8 +1,8 @@
-"""What runs on other machines have in common: their share of a machine, and the way of a run's files. No torch here.
+"""The base of executors on other machines: resources of a run, and transfer of its files. No torch here.
 
-Most clusters have a folder that all machines see; then a run works in its own folder, and progress shows while it does.
-A machine that does not see it works in a folder of its own cache and gives back the files that tell what came out. Text
-must lie at the same path on every machine in either case.
+On most clusters all machines share a folder. A run then works in its own folder, and its progress can be shown. On a
+machine that does not share it, a run works in the cache folder, and its result files are sent back. The prepared text
+must be at the same path on every machine in both cases.
 """
 
 import importlib.util
@@ -22,16 +22,16 @@ from dape.extras import EXTRAS, install_command
 from dape.files import cache_folder, sha256_of, write_text
 from dape.training.run import METRICS
 
-CARRIED = (ROWS, METRICS, "log.txt")
-"""What comes back from a machine that does not see the folder; rows as whatever says that a run is finished."""
+SENT_BACK = (ROWS, METRICS, "log.txt")
+"""The files that are sent back from a machine that does not share the folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elsewhere:
-    """Of every executor on other machines."""
+class ClusterExecutor:
+    """The resources of a run on other machines."""
 
     at_a_time: int | None = None
-    """Runs; by default as many as there is room for."""
+    """Most runs at a time; None: as many as resources allow."""
     cpus: float = 1.0
     gpus: float = 0.0
 
@@ -46,15 +46,15 @@ class Elsewhere:
         return max(1, int(self.cpus))
 
     @property
-    def words(self) -> str:
-        """For the line that says what is about to be done."""
+    def description(self) -> str:
+        """For the line that is printed before the runs begin."""
         share = f"{self.cpus:g} cores" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
         limit = f", at most {self.at_a_time} at a time" if self.at_a_time else ""
         return f"through {type(self).__name__} with {share} each{limit}"
 
 
 def require(extra: str) -> Any:
-    """The library of an extra, or which extra is missing."""
+    """The library of an extra. Raises UsageError if it is not installed."""
     [(library, module)] = EXTRAS[extra].needs.items()
     if importlib.util.find_spec(module) is None:
         raise UsageError(f"`executor` {extra} needs the {library} library: {install_command(extra)}")
@@ -62,83 +62,84 @@ def require(extra: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Errand:
-    """A run as it goes to another machine."""
+class RemoteRun:
+    """A run that is sent to another machine."""
 
     folder: str
     job: str
-    """The text of its job.json, which also tells whether a machine sees the folder."""
+    """The text of its job.json. A machine shares the folder if it finds the same text there."""
     worker: str
 
     @staticmethod
-    def of(task: Task) -> "Errand":
+    def of(task: Task) -> "RemoteRun":
         folder = task.folder.resolve()
-        return Errand(str(folder), (folder / JOB).read_text(encoding="utf-8"), executor.WORKER)
+        return RemoteRun(str(folder), (folder / JOB).read_text(encoding="utf-8"), executor.WORKER)
 
-    def place(self) -> tuple[Path, bool]:
-        """Where to work on this machine, and whether whoever sent this sees it."""
-        seen = Path(self.folder)
+    def work_folder(self) -> tuple[Path, bool]:
+        """The folder to work in on this machine, and whether it is the shared one."""
+        shared = Path(self.folder)
         try:
-            if (seen / JOB).read_text(encoding="utf-8") == self.job:
-                return seen, True
+            if (shared / JOB).read_text(encoding="utf-8") == self.job:
+                return shared, True
         except OSError:
             pass
-        # By its name and what it is to do: a second attempt on this machine goes on where the first one stopped.
-        own = cache_folder() / "runs" / sha256_of(self.folder + self.job)[:16] / seen.name
+        # The name depends on the run only, so that a second attempt on this machine continues the first one.
+        own = cache_folder() / "runs" / sha256_of(self.folder + self.job)[:16] / shared.name
         own.mkdir(parents=True, exist_ok=True)
         write_text(own / JOB, self.job)
         return own, False
 
     def start(self, folder: Path) -> "subprocess.Popen[bytes]":
         task = Task(folder.name, folder)
-        note(task, f"attempt on {socket.gethostname()} by process {os.getpid()}")
+        append_log(task, f"attempt on {socket.gethostname()} by process {os.getpid()}")
         _wait_until_free(folder)
         return executor.start(task, self.worker)
 
     def results(self, folder: Path, shared: bool) -> dict[str, bytes]:
-        return {} if shared else {n: (folder / n).read_bytes() for n in CARRIED if (folder / n).is_file()}
+        """The files to send back."""
+        return {} if shared else {n: (folder / n).read_bytes() for n in SENT_BACK if (folder / n).is_file()}
 
 
 def deliver(task: Task, files: dict[str, bytes]) -> None:
-    """What was carried back, the rows last."""
-    for name in sorted(set(CARRIED) & set(files), key=lambda name: name == ROWS):
+    """Write the files that were sent back; the rows last, because they mark a run as finished."""
+    for name in sorted(set(SENT_BACK) & set(files), key=lambda name: name == ROWS):
         write_text(task.folder / name, files[name].decode(errors="replace"))
 
 
 def stop(child: "subprocess.Popen[bytes] | None") -> None:
-    """Let it save."""
+    """Let the worker save and stop, if it was started."""
     if child is not None:
         executor.stop([child])
 
 
-def became_of(child: "subprocess.Popen[bytes]") -> int:
-    """Waits in short steps, between which Python can be interrupted."""
+def exit_code(child: "subprocess.Popen[bytes]") -> int:
+    """Wait for the worker, in short steps: signals can interrupt Python between them."""
     while child.poll() is None:
         time.sleep(executor.POLL_SECONDS)
     return child.returncode
 
 
 def has_begun(task: Task, since: float) -> bool:
-    """Whether its worker has said something since, as far as this machine sees."""
+    """Whether the worker has written to its log since then, as far as this machine can see."""
     try:
         return task.log.stat().st_mtime >= since
     except OSError:
         return False
 
 
-def note(task: Task, words: str) -> None:
-    """For :func:`~dape.experiments.executor.last_words`."""
+def append_log(task: Task, text: str) -> None:
+    """Add a line to the log, which :func:`~dape.experiments.executor.last_words` shows."""
     task.folder.mkdir(parents=True, exist_ok=True)
     with task.log.open("a", encoding="utf-8") as log:
-        log.write(words.rstrip() + os.linesep)
+        log.write(text.rstrip() + os.linesep)
 
 
 def _wait_until_free(folder: Path) -> None:
-    """The worker of an attempt that was lost notices that it is alone, saves and ends; then the folder is free."""
+    """Wait for the worker of a lost attempt, which notices that its parent is gone, saves and ends."""
     from filelock import FileLock, Timeout
 
     try:
         with FileLock(folder / ".lock", timeout=executor.PATIENCE_SECONDS):
             pass
-    except (Timeout, OSError):  # the worker finds the same, and says so in its log
+    except (Timeout, OSError):  # the new worker fails for the same reason, and logs it
         return

@@ -1,4 +1,4 @@
-"""Runs as tasks of a Ray cluster. A machine that is lost loses no run: Ray starts it again on another one."""
+"""Runs as tasks of a Ray cluster. If a machine is lost, Ray starts its runs again on another one."""
 
 import os
 import socket
@@ -12,25 +12,34 @@ from typing import Any
 from dape.errors import UsageError
 from dape.experiments import executor
 from dape.experiments.executor import Task
-from dape.experiments.executors.base import Elsewhere, Errand, became_of, deliver, has_begun, note, require, stop
+from dape.experiments.executors.base import (
+    ClusterExecutor,
+    RemoteRun,
+    append_log,
+    deliver,
+    exit_code,
+    has_begun,
+    require,
+    stop,
+)
 
 ANSWER_SECONDS = 30
-"""For a cluster to answer at its address."""
-ATTEMPTS = 5
-"""Of a run whose machine is lost, beside the first."""
+"""Time for a cluster to answer at its address."""
+RETRIES = 5
+"""Further attempts of a run whose machine is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ray(Elsewhere):
+class Ray(ClusterExecutor):
     address: str | None = None
-    """HOST:PORT; None as for ``ray.init``: what $RAY_ADDRESS or this machine knows, else a cluster of its own."""
+    """HOST:PORT. None: $RAY_ADDRESS, or the cluster that this machine belongs to, or a new one (as ``ray.init``)."""
 
     def run(self, tasks: Sequence[Task], *, tick: Callable[[Sequence[Task]], None]) -> Iterator[tuple[Task, int]]:
         ray = require("ray")
         ours = not ray.is_initialized()
         if ours:
             connect(self.address)
-        self._check_room()
+        self._check_resources()
         try:
             yield from self._run(tasks, tick)
         finally:
@@ -39,13 +48,13 @@ class Ray(Elsewhere):
 
     def _run(self, tasks: Sequence[Task], tick: Callable[[Sequence[Task]], None]) -> Iterator[tuple[Task, int]]:
         ray = require("ray")
-        work = ray.remote(do).options(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=ATTEMPTS)
+        work = ray.remote(do_run).options(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES)
         waiting, running, begin = list(tasks), dict[Any, Task](), time.time()
         try:
             while waiting or running:
                 while waiting and len(running) < (self.at_a_time or len(tasks)):
                     task = waiting.pop(0)
-                    running[work.remote(Errand.of(task))] = task
+                    running[work.remote(RemoteRun.of(task))] = task
                 done, _ = ray.wait(list(running), num_returns=len(running), timeout=executor.POLL_SECONDS)
                 for reference in done:
                     task = running.pop(reference)
@@ -53,11 +62,12 @@ class Ray(Elsewhere):
                 tick([task for task in running.values() if has_begun(task, begin)])
         finally:
             for reference in running:
-                ray.cancel(reference, force=False)  # an interrupt in `do`, which lets the worker save
-            ray.wait(list(running), num_returns=len(running), timeout=executor.PATIENCE_SECONDS) if running else None
+                ray.cancel(reference, force=False)  # interrupts `do_run`, which lets the worker save
+            if running:
+                ray.wait(list(running), num_returns=len(running), timeout=executor.PATIENCE_SECONDS)
 
-    def _check_room(self) -> None:
-        """A share that no machine has would be waited for without end."""
+    def _check_resources(self) -> None:
+        """Raise UsageError if no machine has the resources of a run. Ray would wait for such a machine forever."""
         ray = require("ray")
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if any(node.get("CPU", 0) >= self.cpus and node.get("GPU", 0) >= self.gpus for node in nodes):
@@ -74,26 +84,26 @@ def _outcome(task: Task, reference: Any) -> int:
     try:
         code, files = ray.get(reference)
     except ray.exceptions.RayError as error:
-        note(task, f"Ray gave the run up after {ATTEMPTS + 1} attempts: {str(error).splitlines()[0]}")
+        append_log(task, f"Ray gave up after {RETRIES + 1} attempts: {str(error).splitlines()[0]}")
         return 1
     deliver(task, files)
     return code
 
 
-def do(errand: Errand) -> tuple[int, dict[str, bytes]]:
-    """On a machine of the cluster."""
-    folder, shared = errand.place()
+def do_run(run: RemoteRun) -> tuple[int, dict[str, bytes]]:
+    """Do the run on a machine of the cluster. Returns the worker's exit code and the files to send back."""
+    folder, shared = run.work_folder()
     child: subprocess.Popen[bytes] | None = None
     try:
-        child = errand.start(folder)
-        code = became_of(child)
+        child = run.start(folder)
+        code = exit_code(child)
     finally:
         stop(child)
-    return code, errand.results(folder, shared)
+    return code, run.results(folder, shared)
 
 
 def connect(address: str | None) -> None:
-    """Within a time limit."""
+    """Connect to the cluster. Raises UsageError if none answers within ANSWER_SECONDS."""
     ray = require("ray")
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address and address not in ("auto", "local"):
@@ -113,7 +123,10 @@ def connect(address: str | None) -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Ray itself tries for minutes, and may end the process. As something else may listen there, a child asks it."""
+    """Raise UsageError unless a Ray cluster answers. ``ray.init`` would try for minutes, and may end the process.
+
+    Ray's health check runs in a child process, because a different program may listen at the address.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     advice = "start one with `ray start --head`, and give HOST:PORT as it prints it"
     try:
@@ -128,4 +141,4 @@ def _require_answer(address: str) -> None:
     except subprocess.TimeoutExpired:
         healthy = False
     if not healthy:
-        raise UsageError(f"`ray_address` {address}: what listens there is no Ray cluster that works; {advice}")
+        raise UsageError(f"`ray_address` {address}: no working Ray cluster listens there; {advice}")

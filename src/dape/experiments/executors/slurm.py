@@ -1,4 +1,4 @@
-"""Runs as jobs of Slurm, by way of submitit. Before its time is up a run saves, is queued again, and goes on."""
+"""Runs as Slurm jobs, through submitit. Before its time limit a run saves and is queued again."""
 
 import subprocess
 import time
@@ -10,23 +10,32 @@ from typing import Any
 from dape.errors import UsageError
 from dape.experiments import executor
 from dape.experiments.executor import Task
-from dape.experiments.executors.base import Elsewhere, Errand, became_of, deliver, has_begun, note, require, stop
+from dape.experiments.executors.base import (
+    ClusterExecutor,
+    RemoteRun,
+    append_log,
+    deliver,
+    exit_code,
+    has_begun,
+    require,
+    stop,
+)
 from dape.files import write_text
 
 REQUEUED = 1000
-"""So often at the most."""
+"""How often a run may be queued again."""
 WARNING_SECONDS = 120
-"""Between Slurm's signal and the end of a job's time: enough to save."""
+"""Time to save between Slurm's signal and the time limit."""
 SUBMITTED = "slurm-job.txt"
-"""In a run's folder: the number of its job, by which somebody who starts again finds it."""
+"""A file in the run's folder with the number of its job, so that starting the grid again finds the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slurm(Elsewhere):
+class Slurm(ClusterExecutor):
     partition: str | None = None
     minutes: int = 1440
     cluster: str = "slurm"
-    """For submitit: ``local`` runs jobs as processes of this machine, to try things out."""
+    """For submitit: ``local`` runs jobs as processes of this machine, for tests."""
 
     def run(self, tasks: Sequence[Task], *, tick: Callable[[Sequence[Task]], None]) -> Iterator[tuple[Task, int]]:
         require("slurm")
@@ -52,7 +61,8 @@ class Slurm(Elsewhere):
 
         if self.cpus != int(self.cpus) or self.gpus != int(self.gpus):
             raise UsageError(
-                f"`cpus_per_run` {self.cpus:g}, `gpus_per_run` {self.gpus:g}: Slurm gives whole ones; Ray shares them"
+                f"`cpus_per_run` {self.cpus:g}, `gpus_per_run` {self.gpus:g}: Slurm needs whole numbers; Ray can share "
+                "a core or GPU"
             )
         try:
             jobs = submitit.AutoExecutor(folder=folder, cluster=self.cluster, slurm_max_num_timeout=REQUEUED)
@@ -71,31 +81,32 @@ class Slurm(Elsewhere):
 
 
 class Work:
-    """What a job does, and on Slurm's signal, how it is to be done again."""
+    """A job: does the run, and is queued again on Slurm's signal."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
 
-    def __call__(self, errand: Errand) -> tuple[int, dict[str, bytes]]:
-        folder, shared = errand.place()
-        self._child = errand.start(folder)
-        return became_of(self._child), errand.results(folder, shared)
+    def __call__(self, run: RemoteRun) -> tuple[int, dict[str, bytes]]:
+        folder, shared = run.work_folder()
+        self._child = run.start(folder)
+        return exit_code(self._child), run.results(folder, shared)
 
-    def checkpoint(self, errand: Errand) -> Any:
+    def checkpoint(self, run: RemoteRun) -> Any:
+        """Called by submitit on Slurm's signal: let the run save, and return the job to submit next."""
         from submitit.helpers import DelayedSubmission
 
         stop(self._child)
-        return DelayedSubmission(Work(), errand)
+        return DelayedSubmission(Work(), run)
 
 
 def _submit(jobs: Any, task: Task) -> Any:
-    """A new job, or the one that an earlier attempt has submitted and that is still queued or running."""
+    """A new job, or the job of an earlier attempt if it is still queued or running."""
     known = task.folder / SUBMITTED
     if jobs.cluster == "slurm" and known.is_file():
         job = jobs._executor.job_class(folder=jobs.folder, job_id=known.read_text(encoding="utf-8").strip())
         if not job.done(force_check=True):
             return job
-    job = jobs.submit(Work(), Errand.of(task))
+    job = jobs.submit(Work(), RemoteRun.of(task))
     write_text(known, f"{job.job_id}\n")
     return job
 
@@ -106,7 +117,7 @@ def _outcome(task: Task, job: Any) -> int:
     try:
         code, files = job.result()
     except (UncompletedJobError, FailedJobError) as error:
-        note(task, f"job {job.job_id}: {str(error).splitlines()[0]}")
+        append_log(task, f"job {job.job_id}: {str(error).splitlines()[0]}")
         return 1
     deliver(task, files)
     return code

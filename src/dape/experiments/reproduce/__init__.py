@@ -1,1 +1,1 @@
-"""The paper's experiments as data, the grids that repeat them, and what became of its claims."""
+"""The paper's experiments as data, the grids that repeat them, and verdicts on its claims."""

@@ -1,4 +1,4 @@
-"""What of an experiment fits into so many hours on this machine: a few steps are timed, the rest is arithmetic."""
+"""The seeds and steps of an experiment that fit into a number of hours, estimated from a few timed steps."""
 
 import tempfile
 import time
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig
-from dape.experiments.reproduce.cost import START_SECONDS
+from dape.experiments.executor import START_SECONDS
 from dape.experiments.reproduce.plan import Reproduction, Trial
 
 TIMED_STEPS = 3
 SEEDS_FOR_A_TEST = 3
 LEAST_SHARE = 0.02
-"""Of the scale's steps: with fewer, nothing is learned."""
+"""The least fraction of the scale's steps: with fewer, nothing is learned."""
 
 Kind = tuple[str, str, int]
 """Arm, model size and training length: runs of one kind take equally long."""
@@ -71,23 +71,27 @@ def _speed(plan: Reproduction, run: Trial, threads: int) -> Speed:
 
 
 def _windows(evaluation: EvalConfig) -> float:
-    """The evaluation in windows of the greatest length."""
+    """The cost of the evaluation, in windows of the greatest length."""
     return evaluation.windows * sum(evaluation.lengths) / max(evaluation.lengths)
 
 
 def fit(plan: Reproduction, speeds: Mapping[Kind, Speed], hours: float, jobs: int) -> tuple[Reproduction, list[str]]:
-    """The plan within the hours, and what was cut, in words. Seeds go first as long as three are left for a test, then
-    steps down to a quarter, then the other seeds, then more steps."""
+    """The plan that fits into the hours, and descriptions of what was cut. Raises UsageError if too little would be
+    left.
+
+    Seeds are cut first, down to the three that a test needs; then steps, down to a quarter; then the other seeds; then
+    further steps.
+    """
     full = plan.scale.steps or 0
     if not full:
         raise UsageError(
-            f"`budget`: scale {plan.scale.name} takes its steps from the paper; choose smoke, cpu or night"
+            f"`budget`: scale {plan.scale.name} takes its number of steps from the paper; choose smoke, cpu or night"
         )
     room, each = hours * 3600 * jobs, [speeds[kind_of(run)] for run in plan.runs() if run.seed == 0]
     fixed, per_step = sum(s.test + START_SECONDS for s in each), sum(s.step for s in each)
 
     def steps_for(seeds: int) -> int:
-        """As many as there is room for, at most those of the scale."""
+        """The number of steps that fit, at most that of the scale."""
         return min(full, int((room / seeds - fixed) / per_step + 1e-6))
 
     options = [*range(plan.seeds, min(SEEDS_FOR_A_TEST, plan.seeds) - 1, -1)]

@@ -1,31 +1,30 @@
-"""Every experiment of the paper: what was varied, on what, and where its numbers are. No torch here.
+"""Every experiment of the paper: what was varied, on which text, and where its numbers are. No torch here.
 
-To add one: a line in ``EXPERIMENTS``; its claims go into claims.py.
+To add one, add an entry to ``EXPERIMENTS``, and its claims to claims.py.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dape.errors import UsageError
+from dape.errors import UsageError, did_you_mean
 from dape.tasks.chomsky.config import PAPER_METHODS
 
 Kind = Literal["language", "che", "time", "maps"]
 
 DAPE_OF_THE_PAPER = ("dape-alibi", "dape-kerple", "dape-fire")
 BASELINES = ("nope", "rope", "yarn", "randomized-rope", "t5", "alibi", "kerple", "fire", *DAPE_OF_THE_PAPER)
-"""Figures 2 to 4; the list is that of the section on baselines, as the legends are not in the text."""
+"""The methods of Figures 2 to 4, from the section on baselines: the paper's text does not have the legends."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One of the things that are compared."""
+    """One of the methods that an experiment compares."""
 
     method: str
-    """As in `dape list`."""
+    """A name of `dape list`."""
     variant: str = ""
-    """What its rows and the paper's tables call the options, where these are varied."""
+    """The name of the options in rows and in the paper's tables, where these are varied."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
@@ -38,7 +37,7 @@ class PaperExperiment:
     id: str
     title: str
     where: str
-    """In the paper."""
+    """The figure or table of the paper."""
     arms: tuple[Arm, ...] = ()
     kind: Kind = "language"
     sizes: tuple[str, ...] = ("125m",)
@@ -46,18 +45,18 @@ class PaperExperiment:
     train_lengths: tuple[int, ...] = (512,)
     longest: int = 8192
     seeds: int = 1
-    """As in the paper."""
+    """The paper's number of seeds."""
     data: str = "Arxiv"
     """The paper's corpus."""
     published: tuple[str, ...] = ()
-    """Tables and statements of dape.results.paper with numbers for it."""
+    """Tables and statements of dape.results.paper with its numbers."""
     unknown: str = ""
-    """What the paper leaves open, and what we take."""
+    """What the paper does not say, and what we assume."""
     tasks: int = 1
 
     @property
     def runs(self) -> int:
-        """In the paper, as far as it says."""
+        """The number of runs in the paper, as far as it says."""
         return max(1, len(self.arms)) * len(self.sizes) * len(self.train_lengths) * self.seeds * self.tasks
 
 
@@ -212,6 +211,4 @@ EXPERIMENTS: dict[str, PaperExperiment] = {
 def find(id: str) -> PaperExperiment:
     if id in EXPERIMENTS:
         return EXPERIMENTS[id]
-    near = difflib.get_close_matches(id, EXPERIMENTS, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise UsageError(f"{id}: no such experiment.{hint} There are: {', '.join(EXPERIMENTS)}")
+    raise UsageError(f"{id}: no such experiment.{did_you_mean(id, EXPERIMENTS)} There are: {', '.join(EXPERIMENTS)}")

@@ -1,4 +1,4 @@
-"""What the paper claims, as records that can be checked against its numbers and against ours. No torch here."""
+"""The paper's claims, as records that can be checked against its numbers and ours. No torch here."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dape.experiments.reproduce.catalogue import DAPE_OF_THE_PAPER, EXPERIMENTS, PaperExperiment
 from dape.experiments.reproduce.evidence import Side
 from dape.experiments.reproduce.verdicts import Below, BestOn, Check, CountAbove, Faster, Heads, RatioFalls
-from dape.tasks.chomsky.catalogue import TASKS
+from dape.tasks.chomsky.catalogue import PAPER_TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,6 @@ class Claim:
 
 BASES = ("alibi", "kerple", "fire")
 PERMUTATION_INVARIANT = ("parity_check", "cycle_navigation", "bucket_sort")
-PAPER_TASKS = tuple(name for name, task in TASKS.items() if task.in_paper)
 VARIANT_TASKS = tuple(name for name in PAPER_TASKS if name not in PERMUTATION_INVARIANT)
 RANDOMIZED_OF_THE_PAPER = tuple(
     f"randomized-{name}" for name in ("learned", "sinusoidal", "rope", "transformer-xl", *BASES)
@@ -29,7 +28,7 @@ RANDOMIZED_OF_THE_PAPER = tuple(
 
 
 def below(*pairs: tuple[str, str], **where: object) -> Below:
-    """Sides are written method, or method@size."""
+    """The check with pairs of sides, each written as method or method@size."""
     return Below(pairs=tuple((_side(low), _side(high)) for low, high in pairs), **where)  # pyright: ignore[reportArgumentType]
 
 
@@ -187,7 +186,7 @@ def _others() -> Iterable[Claim]:
     yield Claim(
         id="time-cost/falls",
         experiment="time-cost",
-        statement="what dape-kerple costs over kerple falls with the size of the model",
+        statement="the time of dape-kerple relative to kerple falls with the size of the model",
         source="Table 1",
         check=RatioFalls(method="dape-kerple", base="kerple", sizes=sizes),
     )

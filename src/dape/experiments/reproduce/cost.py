@@ -1,7 +1,8 @@
-"""What an experiment would take: operations, hours on a GPU, memory. Estimates; imports torch to count parameters."""
+"""Estimates of an experiment's cost: operations, GPU-hours, memory. Imports torch to count parameters."""
 
 from dataclasses import dataclass, replace
 
+from dape.experiments.executor import START_SECONDS
 from dape.experiments.reproduce.catalogue import PaperExperiment
 from dape.experiments.reproduce.scales import CHE, Scale
 from dape.results.numbers import count
@@ -10,14 +11,12 @@ from dape.training.cost import A800_PEAK, UTILISATION, training_cost
 
 GPT2_VOCABULARY = 50304
 AT_ONCE = 32
-"""Sequences per GPU in the paper; memory is that of so many."""
+"""Sequences per GPU in the paper, for which memory is estimated."""
 
 CORE = 25e9
 """Operations per second that a core of our machine (AMD EPYC, Zen 3) reached in training the small models."""
-START_SECONDS = 4.0
-"""Until a process works."""
 LONG = 24 * 60
-"""Minutes beyond which nobody would use a CPU."""
+"""Minutes. Longer times are not shown for a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +24,9 @@ class Estimate:
     runs: int
     flops: float
     memory_bytes: int
-    """Of the largest run, with 32 sequences at a time."""
+    """The largest run's, with 32 sequences at a time."""
     parameters: int
-    """Of the largest model."""
+    """The largest model's."""
 
     @property
     def gpu_hours(self) -> float:
@@ -65,17 +64,17 @@ def cost_of(experiment: PaperExperiment, scale: Scale, *, seeds: int) -> Estimat
 
 
 def _che_cost(experiment: PaperExperiment, scale: Scale, seeds: int) -> Estimate:
-    """By weights alone: 6 operations per weight and token, 2 in tests. A task has about twice as many tokens as its
-    length says, half of them for the answer."""
+    """Counts 6 operations per weight and token in training, and 2 in tests. A task has about twice as many tokens as
+    its length, half of them for the answer."""
     settings = CHE[scale.name]
     layers, width = CheConfig.layers, WIDTHS[settings.width]
     weights = layers * 12 * width**2
     trained = settings.steps * settings.batch * 2 * 20.5
     tested = settings.samples * 2 * sum(settings.lengths)
-    count = len(settings.tasks) * len(settings.methods) * len(settings.rates) * seeds
-    flops = count * weights * (6 * trained + 2 * tested)
+    runs = len(settings.tasks) * len(settings.methods) * len(settings.rates) * seeds
+    flops = runs * weights * (6 * trained + 2 * tested)
     memory = weights * 16 + settings.batch * 120 * layers * 17 * width * 4
-    return Estimate(runs=count, flops=flops, memory_bytes=memory, parameters=weights)
+    return Estimate(runs=runs, flops=flops, memory_bytes=memory, parameters=weights)
 
 
 def in_words(count: int) -> str:

@@ -1,7 +1,7 @@
-"""What rows say of one thing against another: ours with tests over seeds, the paper's from printed means. No torch.
+"""Comparisons of two methods: from our rows with tests over seeds, from the paper's printed means. No torch here.
 
-Lengths are multiples of the training length here, so that a claim about 512 and 8192 tokens can be put to a model that
-was trained at 128 and tested at 2048.
+Lengths are multiples of the training length, so that a claim about 512 and 8192 tokens applies to a model that was
+trained at 128 and tested at 2048 tokens.
 """
 
 import math
@@ -16,16 +16,16 @@ from dape.results.statistics import Comparison, Summary, arrange, compare_at, la
 
 @dataclass(frozen=True, order=True)
 class Panel:
-    """Runs that differ in the encoding only."""
+    """Runs that differ only in the encoding."""
 
     size: str
     train_length: int
-    """Of the paper."""
+    """The paper's, of which ours may be a fraction."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """A method, or a variant of one, at a model size; without a size, at that of the panel in question."""
+    """A method or variant, at a model size. Without a size, the panel's is meant."""
 
     label: str
     size: str = ""
@@ -33,17 +33,17 @@ class Side:
 
 @dataclass(frozen=True)
 class Cell:
-    """One comparison, and where it was made."""
+    """One comparison, with its panel and length."""
 
     panel: Panel
     ratio: int
-    """Length of the input / training length."""
+    """Length of the input divided by the training length."""
     found: Comparison
 
 
 class Evidence:
     def __init__(self, rows: Iterable[Row], *, size: str) -> None:
-        """``size``: the model of rows that do not say."""
+        """``size`` is the model size of rows that do not name it."""
         self._size = size
         self._rows = [row for row in latest_of(rows) if row.metric == "perplexity" and row.train_length]
 
@@ -65,11 +65,11 @@ class Evidence:
 
     @property
     def lacking(self) -> str:
-        """What to say of things without numbers."""
+        """Why a comparison is missing."""
         return "the paper prints no numbers" if _is_printed(self._rows) else "not measured"
 
     def compare(self, panel: Panel, low: Side, high: Side, ratio: int) -> Cell | None:
-        """None where one of the two was not measured."""
+        """The comparison, or None if one of the two was not measured."""
         ours, theirs = (self._at(panel, side, ratio) for side in (low, high))
         if not ours or not theirs:
             return None
@@ -79,7 +79,7 @@ class Evidence:
         return Cell(panel, ratio, found)
 
     def _at(self, panel: Panel, side: Side, ratio: int) -> list[Row]:
-        """With the size in the name where it is another than the panel's: both may be the same method."""
+        """The rows of a side, with its size in the name: both sides may be the same method."""
         rows = self._by_panel.get(replace(panel, size=side.size or panel.size), [])
         name = f"{side.label} {side.size}".strip()
         chosen = [row for row in rows if row.method == side.label and row.length == ratio * row.train_length]
@@ -87,8 +87,8 @@ class Evidence:
 
 
 def latest_of(rows: Iterable[Row]) -> list[Row]:
-    """The paper may print one number twice (a table and the text): the first counts, and tables come first. Of ours the
-    last."""
+    """The rows without repeats. Of ours the last counts. The paper may print a number twice, in a table and in the
+    text: the first counts, and tables come first."""
     rows = list(rows)
     printed: dict[tuple[object, ...], Row] = {}
     for row in rows:
@@ -103,7 +103,7 @@ def _is_printed(rows: Sequence[Row]) -> bool:
 
 
 def _from_print(ours: Row, theirs: Row) -> Comparison:
-    """Welch's test where means, deviations and counts are printed; else the difference alone."""
+    """Welch's test if means, deviations and counts are printed; otherwise only the difference."""
     a, b = (_summary(row) for row in (ours, theirs))
     plain = Comparison(
         method=ours.method,

@@ -1,5 +1,6 @@
-"""Every claim of an experiment, put to the paper's own numbers and to ours. No torch here."""
+"""Verdicts on the claims of an experiment, from the paper's numbers and from ours. No torch here."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from dape.results.paper import PUBLISHED, Published, load
 from dape.results.records import Row
 
 DEPENDS = 0.01
-"""Share of f's variance that must lie between samples before a head counts as depending on the input."""
+"""A head depends on the input if more than this fraction of f's variance is between samples."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,14 @@ class Judged:
 
 
 def published(experiment: PaperExperiment) -> list[Published]:
-    """The paper's numbers for it, tables first."""
+    """The paper's numbers, tables first."""
     return [row for name in experiment.published for row in load(name)]
 
 
 def judge_all(
     experiment: PaperExperiment, rows: Sequence[Row], *, heads: Sequence[Mapping[str, Any]] = ()
 ) -> list[Judged]:
-    """``heads``: the summaries of bias maps."""
+    """Judge every claim. ``heads`` are the summaries of bias maps."""
     printed = [row.as_row() for row in published(experiment)]
     return [
         Judged(claim, judge(claim, experiment, printed, []), judge(claim, experiment, rows, heads))
@@ -69,7 +70,7 @@ def judge(
 
 
 def che_scores(rows: Iterable[Row]) -> dict[tuple[str, str], float]:
-    """By task and method, what the paper prints, or ours as `dape che` scores it."""
+    """Scores by task and method: those that the paper prints, or ours."""
     of_tasks = [row for row in rows if row.metric in ("accuracy", "nll") and "task" in row.extra]
     printed = {(row.extra["task"], row.method): row.value for row in of_tasks if row.protocol == PUBLISHED}
     measured = [row for row in of_tasks if "lr" in row.extra]
@@ -80,16 +81,15 @@ def che_scores(rows: Iterable[Row]) -> dict[tuple[str, str], float]:
 
 
 def milliseconds(rows: Iterable[Row]) -> dict[tuple[str, str], float]:
-    """By model size and method; of ours those of a whole training step, at the greatest depth that is known."""
+    """Times by model size and method. Ours are those of a whole training step at the greatest known depth."""
     steps = [r for r in rows if r.metric == "milliseconds" and r.extra.get("pass", "step") == "step"]
     deepest_last = sorted(steps, key=lambda row: row.extra.get("layers", 0))
     return {(row.extra["model"], row.method): row.value for row in deepest_last}
 
 
 def count_kinds(heads: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    counts: dict[str, int] = {}
+    """The number of heads of each kind, by the shape of f and by its dependence on the input."""
+    counts = Counter(head["kind"] for head in heads)
     for head in heads:
-        counts[head["kind"]] = counts.get(head["kind"], 0) + 1
-        kind = "depending on the input" if head["input_dependence"] > DEPENDS else "depending on position alone"
-        counts[kind] = counts.get(kind, 0) + 1
+        counts["depending on " + ("the input" if head["input_dependence"] > DEPENDS else "position alone")] += 1
     return counts

@@ -1,7 +1,7 @@
-"""The registered tests of docs/evidence.md: does content help, does the gap grow with training and with size? No torch.
+"""The registered tests of docs/evidence.md: does content help, and does the gap grow with training and with size?
 
-The gap of a seed is the log perplexity of f(B) minus that of f(QK, B), at a multiple of the training length: positive
-if content helps. A rung is a text, a model size and a number of tokens seen.
+The gap of a seed is the log perplexity of f(B) minus that of f(QK, B), at a multiple of the training length. It is
+positive if content helps. A rung is a text, a model size and a number of tokens trained on. No torch here.
 """
 
 import math
@@ -15,9 +15,7 @@ from dape.results.statistics import holm, latest, nats, paired_t
 STATIC, POSITIONS, CONTENT = "kerple", "dape-kerple (bias_only)", "dape-kerple (concat_residual)"
 ARMS = {"static": STATIC, "f(B)": POSITIONS, "f(QK, B)": CONTENT}
 MARGIN = math.log(1.005)
-"""A gap that is surely smaller counts as none."""
-LEARNED = 0.3
-"""Nats of in-context gain from which on a model counts as using its context."""
+"""If the interval of a gap is below this, the verdict is no."""
 SIGNIFICANT = 0.05
 
 Verdict = Literal["yes", "no", "undecided", "incomplete"]
@@ -31,15 +29,15 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Found:
-    """One registered question and what the seeds say."""
+class Finding:
+    """One registered question and its answer."""
 
     id: str
     question: str
     n: int
     planned: int
     mean: float = math.nan
-    """In nats; of a slope, per doubling of the tokens."""
+    """In nats; for a slope, nats per doubling of the tokens."""
     low: float = math.nan
     high: float = math.nan
     p: float | None = None
@@ -75,13 +73,13 @@ class Ladder:
         return [math.exp(value) for (name, _), value in sorted(values.items()) if name == label]
 
     def gaps(self, rung: Rung, ratio: int, *, above: str = POSITIONS, below: str = CONTENT) -> dict[int, float]:
-        """By seed, where both were measured."""
+        """Gaps by seed, for seeds with both measurements."""
         values = self._values.get((rung, ratio), {})
         seeds = sorted({seed for _, seed in values})
         return {s: values[above, s] - values[below, s] for s in seeds if (above, s) in values and (below, s) in values}
 
     def slopes(self, rungs: Sequence[Rung], ratio: int) -> list[float]:
-        """Of the gap against the binary logarithm of the tokens, for every seed that all rungs have."""
+        """Slopes of the gap against the binary logarithm of the tokens, for every seed that all rungs have."""
         gaps = [self.gaps(rung, ratio) for rung in rungs]
         x = [math.log2(rung.tokens) for rung in rungs]
         middle = sum(x) / len(x) if x else 0.0
@@ -92,9 +90,9 @@ class Ladder:
         ]
 
 
-def registered(ladder: Ladder) -> list[Found]:
+def registered(ladder: Ladder) -> list[Finding]:
     """The eight primary tests, with Holm's correction over all of them."""
-    full, large = 8_192_000, "350m"
+    full = 8_192_000
     found = [
         _found(f"E{number}/{ratio}x", f"content helps on {data} at {ratio}x", list(gaps.values()), 5)
         for number, data in ((1, "stdlib"), (2, "sotu"))
@@ -107,24 +105,22 @@ def registered(ladder: Ladder) -> list[Found]:
     rungs = [rung for rung in ladder.rungs if (rung.data, rung.size) == ("stdlib", "125m")]
     slopes = ladder.slopes(rungs, 16) if len(rungs) >= 3 else []
     found.append(_found("E4", "the gap grows with training", slopes, 5))
-    small, big = (ladder.gaps(Rung("stdlib", size, full), 16) for size in ("125m", large))
+    small, big = (ladder.gaps(Rung("stdlib", size, full), 16) for size in ("125m", "350m"))
     growth = [big[seed] - small[seed] for seed in sorted(set(small) & set(big))]
     found.append(_found("E5", "the gap does not shrink with size", growth, 3))
     adjusted = holm([each.p for each in found])
     return [_judged(replace(each, p_holm=p)) for each, p in zip(found, adjusted, strict=True)]
 
 
-def _found(id: str, question: str, values: Sequence[float], planned: int) -> Found:
+def _found(id: str, question: str, values: Sequence[float], planned: int) -> Finding:
     test = paired_t(values) if len(values) > 1 else None
-    plain = Found(id, question, len(values), planned)
-    if not values:
-        return plain
-    plain = replace(plain, mean=sum(values) / len(values))
-    return plain if test is None else replace(plain, low=test.low, high=test.high, p=test.p)
+    mean = sum(values) / len(values) if values else math.nan
+    found = Finding(id, question, len(values), planned, mean)
+    return found if test is None else replace(found, low=test.low, high=test.high, p=test.p)
 
 
-def _judged(found: Found) -> Found:
-    """As registered: fewer seeds than planned have no verdict."""
+def _judged(found: Finding) -> Finding:
+    """With a verdict, if there are as many seeds as registered."""
     if found.n < found.planned or found.p_holm is None:
         return found
     sure = found.p_holm < SIGNIFICANT
@@ -138,11 +134,10 @@ def _judged(found: Found) -> Found:
 
 
 def as_markdown(ladder: Ladder) -> str:
-    """Two tables: what every rung measured, and the registered tests."""
+    """Two tables: the measurements of every rung, and the registered tests."""
     lines = ["| text | model | tokens seen | seeds | in-context gain | " + " | ".join(_columns()) + " |"]
     lines.append("|---|---|---:|---:|---:|" + "---:|" * len(_columns()))
-    for rung in ladder.rungs:
-        lines.append(_rung_line(ladder, rung))
+    lines += [_rung_line(ladder, rung) for rung in ladder.rungs]
     lines += [
         "",
         "| test | question | n of planned | effect | 95% interval | p, Holm | verdict |",
@@ -171,12 +166,11 @@ def _rung_line(ladder: Ladder, rung: Rung) -> str:
     return f"| {rung.data} | {rung.size} | {rung.tokens / 1e6:.1f}M | {seeds} | {gain} | " + " | ".join(cells) + " |"
 
 
-def _test_line(found: Found) -> str:
+def _test_line(found: Finding) -> str:
     unit = " a doubling" if found.id == "E4" else ""
-    effect = "-" if math.isnan(found.mean) else f"{100 * math.expm1(found.mean):+.2f}%{unit}"
-    interval = (
-        "-" if math.isnan(found.low) else f"{100 * math.expm1(found.low):+.2f} to {100 * math.expm1(found.high):+.2f}%"
-    )
+    mean, low, high = (f"{100 * math.expm1(nats):+.2f}" for nats in (found.mean, found.low, found.high))
+    effect = "-" if math.isnan(found.mean) else f"{mean}%{unit}"
+    interval = "-" if math.isnan(found.low) else f"{low} to {high}%"
     p = "-" if found.p_holm is None else f"{found.p_holm:.3g}"
     seeds = f"{found.n} of {found.planned}"
     return f"| {found.id} | {found.question} | {seeds} | {effect} | {interval} | {p} | {found.verdict} |"

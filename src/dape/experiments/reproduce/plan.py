@@ -1,12 +1,11 @@
-"""The plan of ``dape reproduce`` for language models: one run per arm, model size, training length and seed.
+"""``dape reproduce`` for language models: one run per arm, model size, training length and seed. No torch here.
 
-OUT/reproduce.yaml    which experiment at which scale
-    runs/NAME/        a run; its name ends in a hash of everything its numbers depend on
+OUT/reproduce.yaml    the experiment and the scale
+    runs/NAME/        a run; its name ends in a hash of all settings that change its numbers
     results.jsonl     the rows of all finished runs
     claims.json, claims.md, tables, figures
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from dape.experiments.job import ROWS
 from dape.experiments.language import LanguageModelJob, language_effort, language_settings
 from dape.experiments.reproduce.catalogue import Arm, PaperExperiment
 from dape.experiments.reproduce.scales import Scale
-from dape.files import new_folder, write_text
+from dape.files import new_folder, sha256_of, write_text
 from dape.models.config import DecoderConfig
 from dape.reading import as_record
 from dape.results.records import read_rows, rows_text
@@ -28,7 +27,7 @@ from dape.training.run import RunConfig
 
 SETTINGS = "reproduce.yaml"
 DAPE_DEFAULTS = {"variant": "concat_residual", "hidden": 32}
-"""An arm that names them is the same run as one that does not."""
+"""An arm with these options is the same run as one without."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Trial:
     arm: Arm
     size: str
     train_length: int
-    """Of the paper."""
+    """The paper's."""
     seed: int
     digest: str
 
@@ -56,7 +55,7 @@ class Reproduction(Experiment[Trial]):
     data_name: str
     data_hash: str
     budget: float | None = None
-    """Hours that it was planned for."""
+    """Hours that seeds and steps were chosen for."""
 
     what: ClassVar[str] = "reproduction"
     settings_name: ClassVar[str] = SETTINGS
@@ -65,7 +64,7 @@ class Reproduction(Experiment[Trial]):
     # Runs ------------------------------------------------------------------------------------------------------------
 
     def runs(self) -> list[Trial]:
-        """Seed after seed; within one the slow runs first, so that no core waits long for the last of them."""
+        """For each seed the slow runs first, so that cores do not wait long for the last run."""
         slow_first = sorted(self.experiment.arms, key=lambda arm: "dape" not in arm.method)
         return [
             self._trial(arm, size, length, seed)
@@ -81,9 +80,7 @@ class Reproduction(Experiment[Trial]):
         options = {n: v for n, v in arm.options.items() if DAPE_DEFAULTS.get(n) != v}
         facts = language_settings(self.scale.model(size, train_length), train, evaluation)
         facts |= {"method": arm.method, "options": options, "seed": seed, "data": self.data_hash}
-        return Trial(
-            arm, size, train_length, seed, hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        )
+        return Trial(arm, size, train_length, seed, sha256_of(json.dumps(facts, sort_keys=True)))
 
     def model(self, run: Trial) -> DecoderConfig:
         shape = self.scale.model(run.size, run.train_length)
@@ -121,16 +118,16 @@ class Reproduction(Experiment[Trial]):
         return [f"text: {self.data_name}", *(f"reduced: {words}" for words in self.scale.reductions(self.experiment))]
 
     def reuse(self, folders: Sequence[Path]) -> int:
-        """Take over runs that another reproduction has finished: same hash, same numbers. How many were found."""
+        """Copy runs with the same hash that other reproductions have finished. Returns how many."""
         count = 0
         for run in self.runs():
             found = None if self.folder(run).exists() else _finished_elsewhere(run, folders)
             if found is not None:
-                self._take_over(run, found)
+                self._copy(found, run)
                 count += 1
         return count
 
-    def _take_over(self, run: Trial, source: Path) -> None:
+    def _copy(self, source: Path, run: Trial) -> None:
         target = self.folder(run)
         target.parent.mkdir(parents=True, exist_ok=True)
         extra = {"experiment": self.experiment.id, "reused_from": source.name}
@@ -148,17 +145,18 @@ class Reproduction(Experiment[Trial]):
         return replace(self, budget=hours, seeds=seeds, scale=replace(self.scale, steps=steps))
 
     def saved_budget(self) -> "Budget | None":
-        """Hours, seeds and steps that the folder was planned with."""
+        """The budget in the folder's settings, with the seeds and steps chosen for it."""
         known = saved_settings(self.out, SETTINGS).get("budget")
         return None if known is None else as_record(Budget, known, f"{self.out / SETTINGS}: budget")
 
     # Settings --------------------------------------------------------------------------------------------------------
 
     def check_jobs(self) -> None:
-        """Nothing to do: the name of a run is a hash of its settings."""
+        """Nothing to check: the name of a run has a hash of its settings."""
 
     def shared_settings(self) -> dict[str, Any]:
-        """Little: all else is in the names of the runs, so that other settings are other runs."""
+        """Only the text. The names of runs have a hash of the other settings, so that other settings give other
+        runs."""
         return {"data_hash": self.data_hash}
 
     def growing_settings(self, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,15 +166,15 @@ class Reproduction(Experiment[Trial]):
             "seeds": max(self.seeds, known.get("seeds", 0)),
             "data": relative_data(self.data, self.out),
             "data_name": self.data_name,
-            **({} if self.budget is None else {"budget": self._budget_settings()}),
+            **({} if self.budget is None else {"budget": self._budget()}),
         }
 
-    def _budget_settings(self) -> dict[str, Any]:
+    def _budget(self) -> dict[str, Any]:
         return {"hours": self.budget, "seeds": self.seeds, "steps": self.scale.steps}
 
 
 class Budget(TypedDict):
-    """As it is saved."""
+    """The entry ``budget`` of reproduce.yaml."""
 
     hours: float
     seeds: Annotated[int, range(1, 1 << 63)]

@@ -1,20 +1,19 @@
-"""How much smaller than in the paper: one line per scale. No torch here.
+"""The scales of a reproduction: how much smaller it is than the paper's experiments. No torch here.
 
-All lengths are divided by the same number, so that an evaluation reaches as many training lengths as in the paper (up
-to 64), and so is the number of scored tokens. Every step reads the same number of tokens at every training length.
+A scale divides all lengths and the number of scored tokens by the same number, so that an evaluation reaches as many
+training lengths as in the paper (up to 64). A step reads the same number of tokens at every training length.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from dape.config.load import read_preset
-from dape.errors import UsageError
+from dape.errors import UsageError, did_you_mean
 from dape.evaluation.config import EvalConfig
 from dape.experiments.reproduce.catalogue import PaperExperiment
 from dape.models.config import DecoderConfig
-from dape.tasks.chomsky.catalogue import TASKS
+from dape.tasks.chomsky.catalogue import PAPER_TASKS
 from dape.tasks.chomsky.config import LONGEST, PAPER_METHODS, PAPER_RATES, PAPER_SAMPLES, PAPER_STEPS, CheConfig
 from dape.training.config import Precision, TrainConfig
 
@@ -22,21 +21,21 @@ ScaleName = Literal["smoke", "cpu", "night", "gpu", "paper"]
 SCORED = 256
 """Tokens that the paper scores at the end of every window."""
 PAPER_LENGTH = 512
-"""The training length to which the batch of the paper's settings belongs."""
+"""The training length of the presets' batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
     name: str
     divide: int
-    """Lengths, by so much."""
+    """The divisor of all lengths."""
     windows: int
     models: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Layers, width and heads in place of a preset's."""
+    """Layers, width and heads that replace a preset's."""
     steps: int | None = None
-    """In place of a preset's, as the following."""
+    """Replaces the preset's, as do the following."""
     tokens: int | None = None
-    """Per step."""
+    """Tokens per step."""
     lr: float | None = None
     precision: Precision = "fp32"
     reach: int = 1
@@ -44,13 +43,13 @@ class Scale:
     in_context: bool = False
     """Also measure how much better a token is predicted after 100 tokens than after 10."""
     data: str = ""
-    """The text, if none is given; empty: must be given."""
+    """The default text; empty if it must be given."""
     tokenizer: str = "bytes"
-    """Of text that is not prepared."""
+    """The tokenizer for text that is not prepared."""
     cost: str = ""
-    """In words, for one experiment."""
+    """A description of the cost of one experiment."""
     caveat: str = ""
-    """What must be said beside every verdict."""
+    """A limitation that is stated beside the verdicts."""
 
     def model(self, size: str, train_length: int) -> DecoderConfig:
         given: dict[str, Any] = read_preset(size)["model"]
@@ -71,11 +70,11 @@ class Scale:
 
     @staticmethod
     def _save_every(steps: int) -> int:
-        """Four times a run, and at least every 200 steps, so that a killed run loses minutes."""
+        """Four times in a run, and at least every 200 steps, so that a killed run loses only minutes."""
         return min(max(steps // 4, 1), 200)
 
     def evaluation(self, experiment: PaperExperiment, train_length: int) -> EvalConfig:
-        """The training length and its doublings. Where that is below 256 tokens, all of them are scored everywhere."""
+        """At the training length and its doublings. At most as many tokens are scored as the training length has."""
         shortest = self.length(train_length)
         longest = max(self.length(experiment.longest), self.reach * shortest)
         lengths = tuple(shortest << n for n in range((longest // shortest).bit_length()))
@@ -86,18 +85,20 @@ class Scale:
         return of_the_paper // self.divide
 
     def tokens_seen(self, size: str, train_length: int) -> int:
-        """By one run."""
+        """Tokens that one run is trained on."""
         train = self.train(size, train_length)
         return train.steps * train.batch * self.length(train_length)
 
     def with_tokens(self, tokens: int) -> "Scale":
-        """The same with another number of tokens for each run: a rung of a ladder."""
+        """The scale with another number of tokens for each run."""
         if self.tokens is None:
-            raise ValueError(f"scale {self.name} takes its steps from the paper; it has no other number of tokens")
+            raise ValueError(
+                f"scale {self.name} takes its steps from the paper: the number of tokens cannot be changed"
+            )
         return replace(self, steps=max(1, round(tokens / self.tokens)))
 
     def reductions(self, experiment: PaperExperiment) -> list[str]:
-        """What is less than in the paper, in words."""
+        """Descriptions of what is less than in the paper."""
         if self.name == "paper":
             return []
         words = [f"lengths divided by {self.divide}"] if self.divide > 1 else []
@@ -106,7 +107,8 @@ class Scale:
                 paper, (layers, width, _) = read_preset(size)["model"], self.models[size]
                 words.append(f"{size}: {layers} layers of width {width}, not {paper['layers']} of {paper['width']}")
         train, full = self.train(experiment.sizes[0], PAPER_LENGTH), read_preset(experiment.sizes[0])["train"]
-        tokens, all_tokens = train.steps * train.batch * self.length(PAPER_LENGTH), full["steps"] * full["batch"] * 512
+        tokens = train.steps * train.batch * self.length(PAPER_LENGTH)
+        all_tokens = full["steps"] * full["batch"] * PAPER_LENGTH
         words += [self.caveat] if self.caveat else []
         words.append(f"{train.steps} steps and {tokens:.2g} tokens, not {full['steps']} and {all_tokens:.2g}")
         return words
@@ -169,9 +171,7 @@ SCALES: dict[str, Scale] = {
 def find(name: str) -> Scale:
     if name in SCALES:
         return SCALES[name]
-    near = difflib.get_close_matches(name, SCALES, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise UsageError(f"`scale` {name}: no such scale.{hint} There are: {', '.join(SCALES)}")
+    raise UsageError(f"`scale` {name}: no such scale.{did_you_mean(name, SCALES)} There are: {', '.join(SCALES)}")
 
 
 # Chomsky-hierarchy tasks ---------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def find(name: str) -> Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class CheScale:
-    """`dape che` with less than the paper's."""
+    """Settings of `dape che` at a scale."""
 
     tasks: tuple[str, ...]
     methods: tuple[str, ...] = PAPER_METHODS
@@ -192,7 +192,6 @@ class CheScale:
     lengths: tuple[int, ...] = tuple(range(1, LONGEST + 1))
 
 
-_ALL_TASKS = tuple(name for name, task in TASKS.items() if task.in_paper)
 _SEVEN = tuple(method for method in PAPER_METHODS if not method.endswith(("learned", "sinusoidal", "-xl")))
 _FIVE_TASKS = ("even_pairs", "stack_manipulation", "reverse_string", "missing_duplicate_string", "bucket_sort")
 _ARMS_OF_THREE_BASES = tuple(
@@ -233,6 +232,6 @@ CHE: dict[str, CheScale] = {
         samples=128,
         lengths=_FEW_LENGTHS,
     ),
-    "gpu": CheScale(tasks=_ALL_TASKS, steps=20_000, rates=(3e-4,), lengths=tuple(range(10, LONGEST + 1, 10))),
-    "paper": CheScale(tasks=_ALL_TASKS),
+    "gpu": CheScale(tasks=PAPER_TASKS, steps=20_000, rates=(3e-4,), lengths=tuple(range(10, LONGEST + 1, 10))),
+    "paper": CheScale(tasks=PAPER_TASKS),
 }

@@ -1,6 +1,7 @@
-"""From a claim and evidence to a verdict. No torch here."""
+"""The checks of claims, which make verdicts from evidence. No torch here."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,7 +19,7 @@ Verdict = Literal["holds (significant)", "holds (not significant)", "fails", "no
 class Judgement:
     verdict: Verdict
     detail: str
-    """n, effect and interval beside every p; where it does not hold, and by how much."""
+    """Has n, effect and interval beside every p, and where the claim does not hold, and by how much."""
 
 
 def not_tested(why: str) -> Judgement:
@@ -52,7 +53,7 @@ class Below:
         return Judgement("holds (significant)" if sure else "holds (not significant)", in_detail(cells))
 
     def _cells(self, evidence: Evidence) -> tuple[list[Cell], list[str]]:
-        """All comparisons, and the pairs that could not be made at all."""
+        """All comparisons, and the pairs without any."""
         cells, missing = list[Cell](), list[str]()
         panels = [panel for panel in evidence.panels if not self.sizes or panel.size in self.sizes]
         for low, high in self.pairs:
@@ -73,11 +74,11 @@ class Below:
 
 
 def _lower(found: Comparison) -> bool:
-    return found.gap_nll < 0  # not so for NaN
+    return found.gap_nll < 0  # False for NaN
 
 
 def in_detail(cells: Sequence[Cell]) -> str:
-    """By pair and panel: at how many lengths lower, by how much, and with which certainty."""
+    """For each pair and panel: at how many lengths the first is lower, by how much, and how certain that is."""
     groups: dict[tuple[object, str, str], list[Cell]] = {}
     several = len({cell.panel for cell in cells}) > 1
     for cell in cells:
@@ -120,7 +121,7 @@ def _certainty(found: Sequence[Comparison]) -> str:
 
 
 def _intervals(found: Sequence[Comparison]) -> str:
-    """One seed: what resampling of its windows says."""
+    """For one seed, at how many lengths the bootstrap interval over windows is below 0."""
     resampled = [each for each in found if each.test == "bootstrap" and each.ci]
     clear = [each for each in resampled if each.ci and each.ci[1] < 0]
     return f", windows of the one seed agree at {len(clear)} of {len(resampled)} lengths" if resampled else ""
@@ -131,7 +132,7 @@ def _intervals(found: Sequence[Comparison]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CountAbove:
-    """The first of a pair has the higher accuracy on at least so many of these tasks."""
+    """``method`` has a higher accuracy than ``base`` on at least ``at_least`` of the tasks."""
 
     method: str
     base: str
@@ -146,7 +147,7 @@ class CountAbove:
 
 @dataclass(frozen=True, kw_only=True)
 class BestOn:
-    """One of these methods has the highest accuracy of all on at least so many of these tasks."""
+    """One of ``methods`` has the highest accuracy of all on at least ``at_least`` of the tasks."""
 
     methods: tuple[str, ...]
     against: tuple[str, ...]
@@ -157,8 +158,7 @@ class BestOn:
         def best(task: str, names: Sequence[str]) -> float:
             return max(scores[task, name] for name in names)
 
-        everyone = (*self.methods, *self.against)
-        known = [t for t in self.tasks if all((t, name) in scores for name in everyone)]
+        known = [t for t in self.tasks if all((t, name) in scores for name in (*self.methods, *self.against))]
         ahead = [t for t in known if best(t, self.methods) > best(t, self.against)]
         return _count(known, ahead, self.tasks, self.at_least, "a DAPE encoding is best")
 
@@ -177,7 +177,7 @@ def _count(known: Sequence[str], true: Sequence[str], tasks: Sequence[str], need
 
 
 def sign_test(successes: int, n: int) -> float:
-    """Two-sided: how often a fair coin is at least as far from the middle."""
+    """The two-sided p of a sign test."""
     tail = sum(math.comb(n, k) for k in range(max(successes, n - successes), n + 1)) / 2**n
     return min(1.0, 2 * tail)
 
@@ -186,47 +186,37 @@ def sign_test(successes: int, n: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RatioFalls:
-    """Time of the first over time of the second falls from each model size to the next."""
+class TimeRatio(ABC):
+    """A claim on the time of ``method`` divided by that of ``base``, at several model sizes."""
 
     method: str
     base: str
     sizes: tuple[str, ...]
 
     def judge(self, milliseconds: Mapping[tuple[str, str], float]) -> Judgement:
-        ratios = _time_ratios(milliseconds, self.method, self.base, self.sizes)
-        if ratios is None:
+        if any((size, name) not in milliseconds for size in self.sizes for name in (self.method, self.base)):
             return not_tested(f"needs the times of {self.method} and {self.base} at {in_words(self.sizes)}")
-        falls = all(a > b for a, b in pairwise(ratios))
-        return Judgement("holds (not significant)" if falls else "fails", _told(ratios, self))
+        ratios = [milliseconds[size, self.method] / milliseconds[size, self.base] for size in self.sizes]
+        values = ", ".join(f"{ratio:.3f} ({size})" for ratio, size in zip(ratios, self.sizes, strict=True))
+        detail = f"time of {self.method} / time of {self.base}: {values}; no test possible"
+        return Judgement("holds (not significant)" if self.holds(ratios) else "fails", detail)
+
+    @abstractmethod
+    def holds(self, ratios: Sequence[float]) -> bool: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Faster:
-    """The first takes less time than the second at every model size."""
+class RatioFalls(TimeRatio):
+    """The ratio falls from each model size to the next."""
 
-    method: str
-    base: str
-    sizes: tuple[str, ...]
-
-    def judge(self, milliseconds: Mapping[tuple[str, str], float]) -> Judgement:
-        ratios = _time_ratios(milliseconds, self.method, self.base, self.sizes)
-        if ratios is None:
-            return not_tested(f"needs the times of {self.method} and {self.base} at {in_words(self.sizes)}")
-        return Judgement("holds (not significant)" if max(ratios) < 1 else "fails", _told(ratios, self))
+    def holds(self, ratios: Sequence[float]) -> bool:
+        return all(a > b for a, b in pairwise(ratios))
 
 
-def _time_ratios(
-    milliseconds: Mapping[tuple[str, str], float], method: str, base: str, sizes: Sequence[str]
-) -> list[float] | None:
-    if any((size, name) not in milliseconds for size in sizes for name in (method, base)):
-        return None
-    return [milliseconds[size, method] / milliseconds[size, base] for size in sizes]
+class Faster(TimeRatio):
+    """``method`` takes less time than ``base`` at every model size."""
 
-
-def _told(ratios: Sequence[float], claim: "RatioFalls | Faster") -> str:
-    values = ", ".join(f"{ratio:.3f} ({size})" for ratio, size in zip(ratios, claim.sizes, strict=True))
-    return f"time of {claim.method} / time of {claim.base}: {values}; no test possible"
+    def holds(self, ratios: Sequence[float]) -> bool:
+        return max(ratios) < 1
 
 
 # Heads ---------------------------------------------------------------------------------------------------------------
@@ -234,12 +224,13 @@ def _told(ratios: Sequence[float], claim: "RatioFalls | Faster") -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """At least one head of each of these kinds."""
+    """There is at least one head of each of these kinds."""
 
     kinds: tuple[str, ...]
     others: tuple[str, ...]
-    """What else a head may be."""
+    """The other kinds, which are counted too."""
     said: str
+    """A description of the kinds."""
 
     def judge(self, counts: Mapping[str, int]) -> Judgement:
         if not counts:

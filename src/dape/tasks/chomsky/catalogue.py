@@ -53,6 +53,7 @@ _LINES = [
 ]  # fmt: skip
 
 TASKS: dict[str, Entry] = {entry.name: entry for entry in _LINES}
+PAPER_TASKS = tuple(name for name, entry in TASKS.items() if entry.in_paper)
 
 
 def find(name: str) -> Entry:
