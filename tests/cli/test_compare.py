@@ -262,7 +262,7 @@ def test_other_settings(begun, capsys):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("--methods", "--methods needs at least one encoding"),
+        ("--methods", "--methods needs a value"),
         ("--methods rope kerpel", "--methods: unknown positional encoding 'kerpel'. Did you mean 'kerple'?"),
         ("--seeds 0", "--seeds must be at least 1"),
         ("--jobs 0", "--jobs must be at least 1"),

@@ -211,7 +211,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     ("argv", "words"),
     [
         (["--methods", "roep"], "Did you mean 'rope'?"),
-        (["--methods"], "--methods needs at least one encoding"),
+        (["--methods"], "--methods needs a value"),
         (["--methods", "rope", "learned", "--lengths", "64", "4096"], "learned cannot be evaluated at length 4096"),
         (["--heads", "3"], "--width 64 cannot be divided into --heads 3"),
         (["--lengths", "30"], "length 30 is too short for 8 pairs"),
