@@ -96,6 +96,7 @@ BASES: dict[str, tuple[list[str], list[str]]] = {
     "bench train": ([], []),
     "bench model": ([], ["--quick"]),
     "bench decode": ([], []),
+    "bench memory": ([], []),
     "bench data": ([], []),
     "bench processes": ([], []),
     "bench kernels": ([], []),

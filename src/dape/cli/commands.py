@@ -22,6 +22,8 @@ from dape.bench.decode import DecodeBench
 from dape.bench.decode import run as bench_decode
 from dape.bench.kernels import KernelsBench
 from dape.bench.kernels import run as bench_kernels
+from dape.bench.memory_by_length import MemoryBench
+from dape.bench.memory_by_length import run as bench_memory
 from dape.bench.model import ModelBench
 from dape.bench.model import run as bench_model
 from dape.bench.processes import ProcessesBench
@@ -395,6 +397,15 @@ COMMANDS = [
         examples={
             "": "six encodings against 1024 and 8192 keys",
             "--lengths 32768 --encodings dape-kerple --threads 1": "one encoding, a longer cache, one core",
+        },
+    ),
+    Command(
+        "bench memory",
+        MemoryBench,
+        bench_memory,
+        examples={
+            "": "one encoding for every kind of kernel at 1024 to 8192 tokens, forward and backward",
+            "--encodings dape-kerple --lengths 32768 --no-backward": "one encoding, longer texts",
         },
     ),
     Command(

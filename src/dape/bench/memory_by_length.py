@@ -1,0 +1,117 @@
+"""``dape bench memory``: peak memory of attention by length, for all kinds. Imports torch only when it runs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dape.bench.memory import MeasurementError
+from dape.bench.options import check_common, fields_for, once
+from dape.bench.records import Column, Record, Results, make_table, place_of, text
+from dape.bench.runner import Once, Plan, command
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+ONE_OF_EACH_KIND = (
+    *("rope", "kerple", "fire", "fox", "transformer-xl", "cope"),
+    *("dape-kerple", "dape-fire", "dape-fox", "dape-v2-kerple", "dape-v2-fire"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryBench:
+    """Peak memory of attention by length, each encoding by the kernel that `auto` takes for it.
+
+    The most memory that one call holds beyond its inputs, each in a process of its own. By default one encoding for
+    every kind of kernel, forward and backward.
+    """
+
+    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192)
+    """Sequence lengths."""
+    encodings: tuple[str, ...] = ONE_OF_EACH_KIND
+    """Positional encodings from `dape list`."""
+    backward: bool = True
+    """With the gradients of q, k, v and all parameters (`--no-backward`: forward alone)."""
+    batch: int = 1
+    """Sequences per call."""
+    heads: int = 12
+    """Attention heads."""
+    head_dim: int = 64
+    """Width of one head."""
+    hidden: int = 32
+    """Hidden units of DAPE's f; ignored by encodings without DAPE."""
+    causal: bool = True
+    """Hide the future (`--no-causal`: every token sees every other)."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    """Precision of queries, keys and values."""
+    threads: int | None = None
+    """Threads of torch; None leaves the choice to torch."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
+    json: Path | None = None
+    """Also write the results to this file."""
+    seed: int = 0
+    """Seed of inputs and parameters."""
+
+
+def run(config: MemoryBench) -> int:
+    """Measure and report. Returns the exit code: 1 if a call failed, 130 if interrupted."""
+    check_common(config, "batch", "heads", "head_dim", "hidden", "threads", names="encodings")
+    config = once(config, "lengths", "encodings")
+    return command(
+        config,
+        lambda threads: _plan(config, threads),
+        tables,
+        failed=lambda results: any(record["peak_mb"] is None for record in results.records),
+    )
+
+
+def _plan(config: MemoryBench, threads: int) -> Plan:
+    cases = [(encoding, length) for encoding in config.encodings for length in config.lengths]
+    parts = [
+        Once(what=f"{encoding}, {length} tokens", do=partial(_measured, config, encoding, length, threads))
+        for encoding, length in cases
+    ]
+    return Plan(parts=parts, steps=len(parts))
+
+
+def _measured(config: MemoryBench, encoding: str, length: int, threads: int) -> list[Record]:
+    from dape.bench.cases import Shape, make_inputs, measure_mb, run_once
+
+    pass_ = "forward_backward" if config.backward else "forward"
+    shape = fields_for(Shape, config, encoding=encoding)
+    _, choice = run_once("auto", make_inputs(shape, min(length, 512)), explain=True)
+    record = {"encoding": encoding, "kernel": choice.kernel, "impl": choice.impl, "length": length, "note": ""}
+    try:
+        return [{**record, "peak_mb": measure_mb(shape, "auto", length, pass_, threads)}]
+    except MeasurementError as error:
+        return [{**record, "peak_mb": None, "note": str(error)}]
+
+
+def tables(results: Results) -> "Iterator[Table]":
+    """One line per encoding, its lengths beside each other."""
+    given = results.settings
+    lines: dict[str, Record] = {}
+    for record in results.records:
+        line = lines.setdefault(record["encoding"], dict(record))
+        line[record["length"]] = record["peak_mb"]
+        line["note"] = line["note"] or record["note"]
+    if not lines:
+        return
+    columns = [text("encoding"), text("kernel"), *(_of_length(length) for length in given["lengths"])]
+    if any(line["note"] for line in lines.values()):
+        columns.append(text("note"))
+    shape = f"batch {given['batch']}, {given['heads']} heads of {given['head_dim']}, {given['dtype']}"
+    passes = "forward and backward" if given["backward"] else "forward"
+    title = f"peak memory in MB by tokens, {passes}, {shape}, {place_of(given)}"
+    yield make_table(title, "beyond the inputs; a MB is 10^6 bytes", list(lines.values()), columns)
+
+
+def _of_length(length: int) -> Column:
+    def cell(line: Record) -> str:
+        value = line.get(length)
+        return "-" if value is None else f"{value:.0f}"
+
+    return Column(str(length), cell)
