@@ -9,8 +9,8 @@ from rich.table import Table
 from dape.fitting import fitted
 
 
-def wide() -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title="title", caption="caption")
+def wide(padding: tuple[int, int, int, int] = (0, 2, 0, 0)) -> Table:
+    table = Table(box=None, pad_edge=False, padding=padding, title="title", caption="caption")
     table.add_column("method", no_wrap=True)
     for length in range(12):
         table.add_column(f"length {length}", justify="right", no_wrap=True)
@@ -26,15 +26,16 @@ def shown(tables, width: int) -> list[str]:
     return captured.get().splitlines()
 
 
-@pytest.mark.parametrize("width", [40, 80])
-def test_no_number_and_no_header_is_cut(width):
-    lines = shown(fitted(wide(), width), width)
+@pytest.mark.parametrize("padding", [(0, 2, 0, 0), (0, 1, 0, 1), (0, 0, 0, 3)])
+@pytest.mark.parametrize("width", [40, 61, 80])
+def test_no_number_and_no_header_is_cut(width, padding):
+    lines = shown(fitted(wide(padding), width), width)
     text = " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= width and "…" not in text
     for length in range(12):
         assert text.count(f"length {length} ") + text.count(f"length {length}\n") <= 1
         assert f"{length}.006" in text.split() and f"{length}.011" in text.split()
-    assert text.count("dape-kerple") == len(fitted(wide(), width)) > 1
+    assert text.count("dape-kerple") == len(fitted(wide(padding), width)) > 1
     assert text.count("title") == text.count("caption") == 1
 
 

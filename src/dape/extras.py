@@ -112,8 +112,8 @@ EXTRAS = {
         Extra("hf", "models of the transformers library, dape.hf", _same("transformers", "accelerate")),
         Extra("peft", "adapters through the peft library", _same("peft"), ("hf",)),
         Extra("harness", "`dape harness`: lm-evaluation-harness", {"lm-eval": "lm_eval"}, ("data", "hf")),
-        Extra("ray", "`executor` ray: runs on a Ray cluster", _same("ray")),
-        Extra("slurm", "`executor` slurm: runs as jobs of Slurm", _same("submitit")),
+        Extra("ray", "runs of a grid on a Ray cluster", _same("ray")),
+        Extra("slurm", "runs of a grid as jobs of Slurm", _same("submitit")),
         Extra(
             "docs",
             "`make docs`: the documentation as a site",

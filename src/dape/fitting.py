@@ -54,7 +54,8 @@ def _width(table: "Table", column: "Column") -> int:
     _, right, _, left = table.padding
     texts = [each.plain if isinstance(each, Text) else str(each) for each in (column.header, *column.cells)]
     widest = max(cell_len(line) for text in texts for line in text.split("\n"))
-    return (widest if column.no_wrap else min(widest, WRAPPED)) + max(left, right) + (table.box is not None)
+    beside = max(left, right) if table.collapse_padding else left + right
+    return (widest if column.no_wrap else min(widest, WRAPPED)) + beside + (table.box is not None)
 
 
 def _with_columns(table: "Table", places: Sequence[int]) -> "Table":

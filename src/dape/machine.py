@@ -50,7 +50,7 @@ def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 def in_words(count: float) -> str:
     """Bytes with a unit: 3.2 TB."""
-    for unit, size in (("EB", 10**18), ("PB", 10**15), ("TB", 10**12), ("GB", GB), ("MB", 10**6)):
+    for unit, size in (("EB", 10**18), ("PB", 10**15), ("TB", 10**12), ("GB", GB), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count:.0f} bytes"

@@ -63,8 +63,9 @@ def test_threads():
 
 
 def test_bytes_in_words():
-    assert [in_words(n) for n in (12, 3.2e6, 2.34e10, 3.2e12, 5e15)] == [
+    assert [in_words(n) for n in (12, 1234, 3.2e6, 2.34e10, 3.2e12, 5e15)] == [
         "12 bytes",
+        "1.23 kB",
         "3.2 MB",
         "23.4 GB",
         "3.2 TB",

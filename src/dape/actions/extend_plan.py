@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from dape.hf.hosts import Host
     from dape.hf.tune import HostTextTask, Tuning
 
-"""By default evaluate up to this many training lengths."""
 Rotation = Literal["auto", "keep", "remove", "yarn"]
 
 

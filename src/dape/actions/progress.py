@@ -55,7 +55,7 @@ class TimeLeft:
 
     def words(self, done: float) -> str:
         """``about 3 min left``, or nothing."""
-        seconds = self.seconds(done)
+        seconds = self.seconds(done) if done < 1 else None
         return "" if seconds is None else f"about {duration(seconds)} left"
 
 

@@ -84,7 +84,7 @@ class FoundRun:
 def find_runs(top: Path) -> list[FoundRun]:
     """The run that ``top`` is, or all runs below it, by name."""
     if not top.is_dir():
-        raise UsageError(f"{top}: there is no such folder; what was given must be one with runs, or nothing for ./runs")
+        raise UsageError(f"{top}: there is no such folder; name one with runs (by default ./runs)")
     return [open_run(folder) for folder in _folders(top, DEEPEST)]
 
 

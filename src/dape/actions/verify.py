@@ -58,21 +58,31 @@ def verify(
         verdict = dape.verify("mine.encodings:Kerple", "kerple")
         print(verdict)
     """
+    from dape.conformance.loading import TheirError, load
+
+    _check(kind, precision, arrays, tolerance)
+    check_encoding(encoding)
+    loaded, raised = target, None
+    try:
+        loaded = load(target) if isinstance(target, str) else target
+    except TheirError as error:
+        raised = str(error)
+
     import torch
 
     from dape.conformance.compare import compare
-    from dape.conformance.loading import TheirError, load
     from dape.conformance.subject import Subject
     from dape.conformance.verdict import Verdict, likely_mistakes
 
-    _check(kind, precision, arrays, tolerance)
     chosen, source = _cases(encoding, cases, dict(options or {}), None if vectors is None else Path(vectors))
     told = target if isinstance(target, str) else getattr(target, "__qualname__", type(target).__qualname__)
     verdict = Verdict(target=told, encoding=encoding, source=source, tolerance=tolerance)
+    if raised:
+        return replace(verdict, raised=raised)
     done = []
     try:
         subject = Subject(
-            target=load(target) if isinstance(target, str) else target,
+            target=loaded,
             kind=kind,
             init=init or {},
             names=names or {},
@@ -97,12 +107,8 @@ def _check(kind: str, precision: str, arrays: str, tolerance: float) -> None:
         raise UsageError(f"`tolerance` must lie between 0 and 1, got {tolerance}")
 
 
-def _cases(
-    encoding: str, wanted: Sequence[str], options: dict[str, Any], folder: Path | None
-) -> tuple[list["Case"], str]:
-    from dape.conformance import files
-    from dape.conformance.make import answered
-    from dape.conformance.recipes import reference
+def check_encoding(encoding: str) -> None:
+    """That there can be vectors of it."""
     from dape.positional.catalogue import find
     from dape.positional.names import RANDOMIZED
 
@@ -112,6 +118,15 @@ def _cases(
         find(encoding)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _cases(
+    encoding: str, wanted: Sequence[str], options: dict[str, Any], folder: Path | None
+) -> tuple[list["Case"], str]:
+    from dape.conformance import files
+    from dape.conformance.make import answered
+    from dape.conformance.recipes import reference
+
     found = files.read(encoding, folder)
     if unknown := [name for name in wanted if name not in {case.name for case in found}]:
         raise UsageError(f"`cases`: {encoding} has no {unknown[0]!r}; it has {', '.join(case.name for case in found)}")

@@ -41,6 +41,9 @@ In Python, a name from the list becomes a module:
   pe = dape.build("dape-kerple", num_heads=12, head_dim=64, train_length=512)"""
 VERBOSITY: dict[str, Verbosity] = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose"}
 
+OF_COMMAND = "_dape_command"
+"""The attribute of an exception that names the command whose arguments its message speaks of."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``dape`` with the given arguments (the process's own by default) and return the exit code."""
@@ -80,7 +83,9 @@ def _fail(error: BaseException, code: int, message: str | None = None) -> int:
     """Print one line and return ``code``; with --verbose raise the error, for its traceback."""
     if os.environ.get("DAPE_DEBUG") == "1" or is_verbose():
         raise error
-    text = with_flags(message or str(error).strip() or type(error).__name__, [c.config for c in COMMANDS])
+    own: type | None = getattr(error, OF_COMMAND, None)
+    text = message or str(error).strip() or type(error).__name__
+    text = with_flags(text, [*filter(None, [own]), *(c.config for c in COMMANDS)])
     print(f"dape: {text}", file=sys.stderr)
     if code == 1:
         print("(--verbose shows where)", file=sys.stderr)
@@ -112,6 +117,9 @@ def _dispatch(argv: list[str]) -> int:
     begin = time.monotonic()
     try:
         return command.run(config)
+    except Exception as error:
+        setattr(error, OF_COMMAND, command.config)
+        raise
     finally:
         if is_verbose():
             tell(f"dape {__version__}: {command.name} took {time.monotonic() - begin:.1f} s")

@@ -29,8 +29,8 @@ def run(config: ShowEvidence) -> int:
     from dape.experiments.reproduce.ladder import Ladder, as_markdown
     from dape.results.records import read_rows
 
-    if not config.folder:
-        raise UsageError("what was given names no FOLDER; name one or more that hold results.jsonl of bias-ablation")
+    if absent := [folder for folder in config.folder if not folder.is_dir()]:
+        raise UsageError(f"{absent[0]}: there is no such folder")
     files = [file for folder in config.folder for file in sorted(folder.glob("**/results.jsonl"))]
     if not files:
         raise UsageError(f"{', '.join(map(str, config.folder))}: no results.jsonl in there")

@@ -22,23 +22,21 @@ def flag_of(name: str) -> str:
 
 
 def with_flags(message: str, commands: Iterable[type], *, positional: bool = True) -> str:
-    """Replace names in backticks in a message or a help text: arguments of ``commands`` become flags.
+    """Replace names in backticks in a message or a help text by what is typed for them.
 
-    Positional arguments become capitals, unless ``positional`` is false. Other names stay as they are.
+    The first of ``commands`` that has an argument of that name decides: ``--data``, or ``CHECKPOINT`` for a positional
+    argument, which is left alone if ``positional`` is false. Other names stay as they are.
     """
-    flags, positionals = set(), set()
+    words: dict[str, str] = {}
     for command in commands:
-        for name, is_positional in _arguments(command):
-            (positionals if is_positional else flags).add(name)
-
-    def typed(name: str) -> str:
-        return flag_of(name) if name in flags else name.upper() if positional and name in positionals else f"`{name}`"
-
-    return re.sub("(?<!`)`([a-z][a-z0-9_]*)`(?!`)", lambda found: typed(found[1]), message)
+        for name, word in _arguments(command):
+            if positional or word.startswith("-"):
+                words.setdefault(name, word)
+    return re.sub("(?<!`)`([a-z][a-z0-9_]*)`(?!`)", lambda found: words.get(found[1], found[0]), message)
 
 
-def _arguments(kind: Any) -> Iterator[tuple[str, bool]]:
-    """The fields of a command and of its sections, and whether each is positional."""
+def _arguments(kind: Any) -> Iterator[tuple[str, str]]:
+    """The fields of a command and of its sections, and what is typed for each."""
     hints = get_type_hints(kind, include_extras=True)
     for each in fields(kind):
         hint = hints[each.name]
@@ -46,8 +44,15 @@ def _arguments(kind: Any) -> Iterator[tuple[str, bool]]:
         section = hint.__origin__ if marks else hint
         if is_dataclass(section):
             yield from _arguments(section)
+        elif tyro.conf.Positional in marks:
+            yield each.name, (attribute(marks, "metavar") or each.name.upper()).split()[0].strip("[].")
         else:
-            yield each.name, tyro.conf.Positional in marks
+            yield each.name, flag_of(attribute(marks, "name") or each.name)
+
+
+def attribute(marks: Iterable[Any], name: str) -> Any:
+    """The attribute of the first mark that has it, as ``tyro.conf.arg`` sets ``name`` and ``metavar``."""
+    return next((found for mark in marks if (found := getattr(mark, name, None))), None)
 
 
 def _read(words: list[str]) -> dict[str, Any]:

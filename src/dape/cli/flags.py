@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
-from dape.cli.fields import flag_of
+from dape.cli.fields import attribute, flag_of
 
 SECTIONS = {"model": "The model", "train": "Training", "where": "On a cluster", "config": "The study"}
 
@@ -55,15 +55,11 @@ def flags_of(config: type, group: str = "") -> Iterator[Flag]:
         elif tyro.conf.Suppress not in marks:
             default = each.default if each.default_factory is MISSING else each.default_factory()
             positional = tyro.conf.Positional in marks
-            name = _attribute(marks, "name") or each.name
-            values = _attribute(marks, "metavar") or _values(kind, name)
+            name = attribute(marks, "name") or each.name
+            values = attribute(marks, "metavar") or _values(kind, name)
             shown = values if positional else _shown(name, kind, values, default)
             text = _with_default(texts.get(each.name, ""), default)
             yield Flag(each.name, shown, text, group, kind, positional, required=default is MISSING)
-
-
-def _attribute(marks: tuple[Any, ...], name: str) -> Any:
-    return next((getattr(mark, name) for mark in marks if getattr(mark, name, None)), None)
 
 
 def _without_marks(hint: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -97,7 +97,8 @@ def run(config: Train) -> int:
     loss = done.validation_loss
     measured = "held-out text too short to measure" if loss is None else f"{loss:.4f} nats per token on held-out text"
     print(f"done: {folder}, {measured}")
-    print(f"next: dape eval {folder}   or   dape generate {folder} --prompt 'def '")
+    begin = "def " if config.data == Train.data else "The "
+    print(f"next: dape eval {folder}   or   dape generate {folder} --prompt '{begin}'")
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from dape.actions.verify import TOLERANCE, Arrays, Kind, Precision, verify
+from dape.actions.verify import TOLERANCE, Arrays, Kind, Precision, check_encoding, verify
 from dape.cli.fields import KEY_VALUES
 
 
@@ -89,6 +89,9 @@ class Vectors:
 
 
 def run_vectors(config: Vectors) -> int:
+    if config.encoding:
+        check_encoding(config.encoding)
+
     from dape.actions import vectors
 
     if config.encoding:
