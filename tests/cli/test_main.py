@@ -293,7 +293,7 @@ def test_closed_pipe_is_silent(argv):
 
 @pytest.mark.parametrize(
     ("command", "flags"),
-    [("che", ["--budget 1e-3", "by --jobs."]), ("harness", ["Of --text: scored"]), ("reproduce", [])],
+    [("che", ["--budget 1e-3", "by --jobs."]), ("harness", ["With --text: scored"]), ("reproduce", [])],
 )
 def test_help_names_flags_and_not_arguments(command, flags, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")

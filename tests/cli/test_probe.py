@@ -102,7 +102,7 @@ def test_default_lengths_are_those_that_are_possible(capsys):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "name a run or checkpoint to ask, or use --train"),
+        ([], "CHECKPOINT is missing: name a run or checkpoint, or use --train"),
         (["nowhere"], "nowhere: there is no such checkpoint or run"),
         (["rope", "--train"], "--train makes its own models"),
         (["rope", "--steps", "5"], "--steps is for --train"),

@@ -82,13 +82,13 @@ def test_runs_are_compared(here, capsys):
 def test_cleaning_keeps_what_is_needed(here, capsys):
     (here / "runs/a/checkpoints/.step-00000030.tmp").mkdir()
     assert main(["runs", "clean", "--yes"]) == 0
-    assert "removed 3 folders, 2 MB are free" in capsys.readouterr().out
+    assert "removed 3 folders, freed 2 MB" in capsys.readouterr().out
     assert checkpoints(here) == [
         "runs/a/checkpoints/step-00000020",
         "runs/grid/runs/dape-alibi-seed1/checkpoints/step-00000020",
     ]
     assert not list((here / "runs/a/checkpoints").glob(".*"))
-    assert main(["runs", "clean", "--yes"]) == 0 and "nothing that is not needed" in capsys.readouterr().out
+    assert main(["runs", "clean", "--yes"]) == 0 and "nothing to remove" in capsys.readouterr().out
 
 
 def test_models_go_only_when_told_and_only_where_results_are(here, capsys):

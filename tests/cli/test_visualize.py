@@ -137,7 +137,7 @@ def test_a_checkpoint_other_text_and_no_run(undrawn, capsys, tmp_path):
     shutil.copytree("dape/checkpoints/step-00000002", tmp_path / "alone" / "copy")
     capsys.readouterr()
     look(str(tmp_path / "alone" / "copy"), *few, expect=2)
-    assert "does not belong to a run's folder; say with --out" in capsys.readouterr().err
+    assert "does not belong to a run's folder; name a folder for the maps with --out" in capsys.readouterr().err
     look(str(tmp_path / "alone" / "copy"), *few, "--out", str(tmp_path / "maps"), "--data", "dape/data")
 
 

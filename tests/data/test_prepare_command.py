@@ -65,7 +65,7 @@ def test_check_reads_everything(dape, texts, tmp_path, monkeypatch):
     code, out, _ = dape("--check", "out")
     corpus = Corpus.open(tmp_path / "out")
     tokens = len(corpus.train) + len(corpus.validation)
-    assert code == 0 and out == f"out is whole: {tokens:,} tokens, hash {corpus.hash[:16]}, every checksum agrees\n"
+    assert code == 0 and out == f"out is whole: {tokens:,} tokens, hash {corpus.hash[:16]}, all checksums agree\n"
     monkeypatch.setattr(verify, "WHOLE", 0)
     monkeypatch.setattr(verify, "SAMPLES", 2)
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
@@ -201,7 +201,8 @@ def test_interrupted_it_says_how_to_go_on(texts, tmp_path):
         err = process.communicate(timeout=30)[1]
     assert process.returncode == 130
     assert (
-        err.endswith("dape: interrupted; the same command goes on where this one stopped\n") and "Traceback" not in err
+        err.endswith("dape: interrupted; the same command continues where this one stopped\n")
+        and "Traceback" not in err
     )
 
 

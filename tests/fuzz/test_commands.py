@@ -319,7 +319,7 @@ def named(case: Case) -> list[str]:
     """What a message about a mistake may name: a flag of the command, or what was given (odd characters escaped)."""
     flags = [flag.name or flag.kind for flag in FLAGS[case.command] if flag.name != "-h"]
     given = [shown for value in case.words for shown in (value, repr(value)[1:-1]) if shown]
-    return [*flags, *given, "is empty", "what was given", "name a file", "would need"]
+    return [*flags, *given, "is empty", "is missing", "no such folder", "what was given", "name a file", "would need"]
 
 
 def named_paths(case: Case) -> list[str]:

@@ -231,7 +231,7 @@ def test_the_same_as_dape_eval(capsys):
     assert [r.value for r in rows] == pytest.approx([r.value for r in expected], rel=1e-5)
     assert [r.data_hash for r in rows] == [r.data_hash for r in expected]
     told = capsys.readouterr().out
-    assert "window: 16, 40 tokens; max_position_embeddings of the model, where lm-eval alone would cut: 16" in told
+    assert "window: 16, 40 tokens; lm-eval alone would cut at the model's max_position_embeddings: 16" in told
     assert f"{rows[1].value:.4f}" in told
 
 

@@ -1,4 +1,4 @@
-"""What gives a rotary model longer reach, measured under the same conditions: what ``dape study adapters`` does."""
+"""``dape study adapters``: treatments that let rotary models read longer contexts, under the same conditions."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,34 +21,34 @@ FILES = ("results.jsonl", "table.md", "curves.png", "curves.svg")
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """Everything that can be asked of a study."""
+    """Arguments of :func:`study_adapters`."""
 
     treatments: tuple[str, ...] = DEFAULT
-    """What is done to the models, or `all`."""
+    """Treatments to apply to every model, or `all`."""
     tuned_at: tuple[int, ...] = ()
-    """Lengths of the text for treatments that train; by default 1, 2 and 4 training lengths."""
+    """Sequence lengths for treatments that train; by default 1, 2 and 4 training lengths."""
     seeds: int = 3
-    """Models, each treated in every way."""
+    """Models to train, with seeds 0, 1, ..."""
     data: str = "stdlib"
     """Text, as for `dape compare`; the task recall has none."""
     out: Path = Path("runs/study-adapters")
     """Folder of the study."""
     jobs: int | None = None
-    """Runs side by side; by default one per core, one on a GPU."""
+    """Runs at the same time; by default one per core, or one on a GPU."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     config: StudyConfig = field(default_factory=StudyConfig)
 
 
 def study_adapters(options: StudyOptions, *, executor: Executor | None = None) -> Found:
-    """Train small rotary models, treat each in many ways, and measure all of them far beyond the training length."""
+    """Train small rotary models, apply every treatment to each, and measure all far beyond the training length."""
     _check(options)
     with locked(options.out):
         study = _plan(options)
         study.begin()
         jobs = options.jobs or side_by_side(study)
         announce(study, jobs, executor=executor)
-        # The models first: everything else begins with them.
+        # The untreated models first: every treatment begins with one of them.
         failures: dict[str, str] = {}
         for plan in (replace(study, bases_only=True), study):
             failures = failures or run_all(
@@ -97,7 +97,7 @@ def _plan(config: StudyOptions) -> "Study":
 
 
 def _data(config: StudyOptions) -> str:
-    """Folder of the text; none for recall, whose sequences are made up."""
+    """Folder of the text; empty for recall, which generates its sequences."""
     from dape.data.corpora import open_data
 
     if config.config.task == "recall":
@@ -115,7 +115,7 @@ def _terminal(rows: "list[Row]", width: int) -> list[Any]:
 
 
 def _found(study: "Study", failures: dict[str, str]) -> Found:
-    """Its files are of everything the folder holds, what is found of what was asked for."""
+    """Files with all rows of the folder, and the rows of this study."""
     from dape.report.drawing import save_figure
     from dape.report.reproduction import labelled
     from dape.report.study import comparison, metric_of, not_learned, study_figure

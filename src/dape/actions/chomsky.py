@@ -1,4 +1,4 @@
-"""The Chomsky-hierarchy benchmark, planned, run and reported: what ``dape che`` does."""
+"""``dape che``: plan, run and report the Chomsky-hierarchy benchmark."""
 
 import time
 from collections.abc import Sequence
@@ -43,53 +43,53 @@ FILES = ("results.jsonl", "table.md", "lengths.png", "lengths.svg", "scores.png"
 
 @dataclass(frozen=True, kw_only=True)
 class ChomskyOptions:
-    """Everything that can be asked of the benchmark."""
+    """Arguments of :func:`chomsky`."""
 
     tasks: tuple[str, ...] = ("paper",)
-    """Names or their beginnings, separated by commas or spaces; paper (its 14 tasks) or all (with
+    """Names of tasks, or the first letters, separated by commas or spaces; paper (its 14 tasks) or all (also
     binary_multiplication)."""
     methods: tuple[str, ...] = ("paper",)
     """Positional encodings from `dape list`, or paper: seven randomized ones and three with DAPE."""
     seeds: int | None = None
-    """Runs per task, method and rate, with seeds 0, 1, ...; by default 3, with `budget` 1."""
+    """Runs per task, method and rate, with seeds 0, 1, ...; by default 3, or 1 with `budget`."""
     steps: int | None = None
     """Optimizer steps; by default 200000 as in the paper."""
     lr: tuple[str, ...] = ()
-    """Learning rates to choose from, separated by commas; by default 1e-4,3e-4,5e-4, with `budget` 1e-3."""
+    """Learning rates to pick from, separated by commas; by default 1e-4,3e-4,5e-4, or only 1e-3 with `budget` 1e-3."""
     budget: float | None = None
-    """Minutes this may take: plans steps, test lengths and test examples, and says what was reduced."""
+    """Minutes the benchmark may take. Reduces steps, test lengths and test examples to fit, and says how much."""
     scale: Literal["paper", "cpu"] | None = None
-    """Width of the model: paper 256, cpu 64; by default paper, with `budget` cpu."""
+    """Width of the model: paper 256, cpu 64; by default paper, or cpu with `budget`."""
     lengths: tuple[int, ...] = ()
-    """Test lengths; by default 1 to 500. Those up to 40 choose the learning rate."""
+    """Test lengths; by default 1 to 500. The learning rate is picked by accuracy at lengths up to 40."""
     stride: int = 1
-    """Only every so many-th of the default test lengths."""
+    """Test only at every n-th of the default lengths."""
     samples: int | None = None
     """Test examples per length; by default 512."""
     out: Path = Path("runs/che")
     """Folder of the benchmark."""
     jobs: int | None = None
-    """Runs side by side; by default one per core, one on a GPU."""
+    """Runs at the same time; by default one per core, or one on a GPU."""
     threads: int | None = None
-    """Threads of torch for each run; by default the cores divided by `jobs`."""
+    """Torch threads of each run; by default the cores divided by `jobs`."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     compat: Literal["none", "deepmind"] = "none"
-    """deepmind: as their program does it, with dropout in tests and the score from length 42 on."""
+    """deepmind: as in DeepMind's program, with dropout in tests and the score from length 42 on."""
     batch: int = CheConfig.batch
     """Examples per step."""
     width: int | None = None
-    """Numbers per token, in place of that of `scale`."""
+    """Width of the model, in place of that of `scale`."""
     layers: int = CheConfig.layers
     """Encoder layers."""
     heads: int = CheConfig.heads
     """Attention heads."""
     hidden: int = CheConfig.hidden
-    """Width of DAPE's f."""
+    """Hidden units of DAPE's f."""
     pool: int = CheConfig.pool
-    """Randomised positions are drawn from so many."""
+    """Randomised positions are drawn from this many positions."""
     dropout: float = CheConfig.dropout
-    """Share of activations that are dropped in training."""
+    """Dropout probability in training."""
     computation: int = CheConfig.computation
     """Empty tokens between question and answer, per token of the question."""
 
@@ -112,7 +112,7 @@ def chomsky(options: ChomskyOptions, *, executor: Executor | None = None) -> Fou
         return _found(plan, failures)
 
 
-# Before the work -----------------------------------------------------------------------------------------------------
+# Planning ------------------------------------------------------------------------------------------------------------
 
 
 def words_of(given: Sequence[str]) -> list[str]:
@@ -161,7 +161,7 @@ def chosen_rates(given: Sequence[str], *, budget: bool) -> tuple[float, ...]:
 
 
 def settings_of(config: ChomskyOptions) -> CheConfig:
-    """The paper's, apart from what was asked for. With a budget, steps and tests are planned later."""
+    """The paper's settings with the given ones in their place. A budget changes steps and tests later."""
     scale: Scale = config.scale or ("paper" if config.budget is None else "cpu")
     usual = WIDTHS[scale], CheConfig.layers, CheConfig.heads, CheConfig.hidden
     width = WIDTHS[scale] if config.width is None else config.width
@@ -170,7 +170,7 @@ def settings_of(config: ChomskyOptions) -> CheConfig:
     if config.stride < 1:
         raise UsageError(f"`stride` must be at least 1, got {config.stride}")
     if config.lengths and config.stride > 1:
-        raise UsageError("`stride` thins out the default lengths; with `lengths` leave it out")
+        raise UsageError("`stride` thins out the default lengths; omit it with `lengths`")
     trained = CheConfig.train_length
     default = (*range(config.stride, trained + 1, config.stride), *range(trained + 1, LONGEST + 1, config.stride))
     same = ("layers", "heads", "hidden", "pool", "dropout", "batch", "computation")
@@ -186,7 +186,7 @@ def settings_of(config: ChomskyOptions) -> CheConfig:
 
 
 def plan_of(config: ChomskyOptions) -> "Chomsky":
-    """Everything that can be wrong is found here, before anything is trained."""
+    """Check all arguments, so that errors show before anything is trained."""
     tasks, methods = chosen_tasks(config.tasks), chosen_methods(config.methods)
     rates = chosen_rates(config.lr, budget=config.budget is not None)
     check_counts(seeds=config.seeds, jobs=config.jobs, threads=config.threads)
@@ -216,24 +216,24 @@ def plan_of(config: ChomskyOptions) -> "Chomsky":
 
 
 def _check_budget(config: ChomskyOptions, runs: int) -> None:
-    """What can be said before anything is timed: processes take their time to start."""
+    """Refuse a budget that is too small even for starting the processes, before anything is timed."""
     if config.budget is None:
         return
     if not 0 < config.budget < float("inf"):
         raise UsageError(f"`budget` must be a positive number of minutes, got {config.budget:g}")
     for name in ("steps", "samples", "lengths"):
         if getattr(config, name) not in (None, ()):
-            raise UsageError(f"`budget` plans `{name}` itself; leave one of the two out")
+            raise UsageError(f"`budget` sets `{name}`; omit one of the two")
     from dape.experiments.chomsky import SETTINGS, least_minutes, too_little
 
     if (config.out / SETTINGS).is_file():
-        return  # it goes on as it was planned
+        return  # the saved plan continues
     if (needed := least_minutes(runs, config.jobs or usable_cores())) > config.budget:
         raise too_little(config.budget, runs, needed, "to begin at all")
 
 
 def _check_model(settings: CheConfig, task: str, method: str) -> None:
-    """Wrong sizes and lengths out of reach show without memory or time."""
+    """Check sizes and lengths without memory or time: the model is built on the meta device."""
     import torch
 
     from dape.machine import available_bytes
@@ -246,7 +246,7 @@ def _check_model(settings: CheConfig, task: str, method: str) -> None:
     if limited and total > settings.pool:
         possible = [n for n in range(1, longest) if total_length(settings, loaded, n) <= settings.pool]
         raise UsageError(
-            f"{task} at length {longest} has {total} tokens with its answer, but {method} knows {settings.pool} "
+            f"{task} at length {longest} has {total} tokens with its answer, but {method} has {settings.pool} "
             f"positions: use `lengths` up to {max(possible, default=0)}, or `pool` {total}"
         )
     shape = shape_for(settings, loaded, method)
@@ -260,7 +260,7 @@ def _check_model(settings: CheConfig, task: str, method: str) -> None:
 
 
 def _within_budget(config: ChomskyOptions, plan: "Chomsky", jobs: int) -> "Chomsky":
-    """With steps and tests that fit; those planned before, if this goes on with the same budget."""
+    """The plan with steps and tests that fit into the budget. The same budget continues the saved plan."""
     if config.budget is None:
         return plan
     from dape.experiments.chomsky import SETTINGS
@@ -285,15 +285,14 @@ def _within_budget(config: ChomskyOptions, plan: "Chomsky", jobs: int) -> "Choms
         return plan_budget(budget, plan.config, speeds, tasks=plan.tasks, repeats=repeats, jobs=jobs, spent=spent)
 
     with ProgressLine() as line:
-        for place, method in enumerate(plan.methods, 1):
-            line.show(f"timing {method}, {place} of {count(len(plan.methods), 'method')}, to fill {budget:g} minutes")
+        for number, method in enumerate(plan.methods, 1):
+            line.show(f"timing {method}, {number} of {count(len(plan.methods), 'method')}, to fill {budget:g} minutes")
             speeds[method] = time_method(plan.config, method)
-            fitted(speeds)  # what some of the methods have no time for, all of them have not
-    settings = fitted(speeds)
-    return replace(plan, config=settings)
+            fitted(speeds)  # raises as soon as the methods timed so far exceed the budget
+    return replace(plan, config=fitted(speeds))
 
 
-# After the work ------------------------------------------------------------------------------------------------------
+# Results -------------------------------------------------------------------------------------------------------------
 
 
 def _cells(rows: "list[Row]", plan: "Chomsky") -> list[Any]:
@@ -309,7 +308,7 @@ def _terminal(rows: "list[Row]", plan: "Chomsky", width: int) -> Sequence[Any]:
 
 
 def _found(plan: "Chomsky", failures: dict[str, str]) -> Found:
-    """With its files, if there are rows."""
+    """The results; writes their files if there are rows."""
     from dape.report import chomsky
     from dape.report.drawing import save_figure
 

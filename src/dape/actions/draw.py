@@ -81,7 +81,7 @@ def draw(
 def check_draw(encodings: "Sequence[str | PositionalEncoding]", **counts: int | None) -> None:
     """What can be said without torch."""
     if not encodings:
-        raise UsageError("what was given names no encoding; `dape list` shows all of them")
+        raise UsageError("`encodings` is missing: name at least one; `dape list` shows all of them")
     for each in encodings:
         if isinstance(each, str):
             check_encoding(each, "encodings")

@@ -1,4 +1,4 @@
-"""Text from a checkpoint: what ``dape generate`` does. Imports torch only when it runs."""
+"""``dape generate``: generate text from a checkpoint. Imports torch only when it runs."""
 
 import math
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
-    """Everything that can be asked of a text."""
+    """Arguments of :func:`continuation`."""
 
     checkpoint: Path
     """A run's folder (its newest checkpoint), or one checkpoint."""
@@ -26,23 +26,23 @@ class GenerateOptions:
     tokens: int = 200
     """Tokens to generate."""
     temperature: float = 0.8
-    """0 takes the most likely token; higher is more random."""
+    """Randomness: 0 always takes the most likely token; higher values are more random."""
     top_k: int = 0
-    """Only the k most likely tokens; 0 for all."""
+    """Draw from the k most likely tokens only; 0 draws from all."""
     top_p: float = 1.0
-    """Only the most likely tokens that together reach this probability."""
+    """Draw from the most likely tokens that together reach this probability."""
     seed: int = 0
     """Seed of the random choices."""
     cache: bool = True
-    """Keep keys and values; False computes everything anew for each token."""
+    """Cache keys and values; False computes them again for each token."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     threads: int | None = None
-    """Threads of torch on the CPU; None leaves the choice to torch."""
+    """Torch threads on the CPU; by default torch decides."""
 
 
 def continuation(options: GenerateOptions) -> Iterator[str]:
-    """What the model adds to the prompt, piece by piece; mistakes show before the first."""
+    """Generate the continuation of the prompt, piece by piece. Invalid arguments raise here, before the first piece."""
     check(options)
     from dape.data.tokenizer import load_tokenizer
     from dape.evaluation.opening import open_checkpoint
@@ -70,7 +70,7 @@ def continuation(options: GenerateOptions) -> Iterator[str]:
 
 
 def check(options: GenerateOptions) -> None:
-    """What can be said without the model."""
+    """Check the arguments that can be checked without the model."""
     if not options.prompt:
         raise UsageError("`prompt` is empty; give some text to continue")
     if options.tokens < 1:
@@ -86,7 +86,7 @@ def check(options: GenerateOptions) -> None:
 
 
 def _pieces(new: "Iterable[int]", ids: list[int], tokenizer: "Tokenizer") -> Iterator[str]:
-    """Up to the end of the document."""
+    """Decode tokens up to the end of the document, adding them to ``ids``."""
     shown = tokenizer.decode(ids)
     for token in new:
         if token == tokenizer.eod:
@@ -98,5 +98,5 @@ def _pieces(new: "Iterable[int]", ids: list[int], tokenizer: "Tokenizer") -> Ite
 
 
 def added(text: str, shown: str) -> str:
-    """What is new, but not the beginning of a character whose other bytes are still to come."""
+    """The part of ``text`` after ``shown``, without a last character whose bytes are incomplete."""
     return text.rstrip("\N{REPLACEMENT CHARACTER}")[len(shown) :]

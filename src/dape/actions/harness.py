@@ -1,4 +1,4 @@
-"""A model measured by lm-evaluation-harness: what ``dape harness`` does. Torch and lm-eval wait until it runs."""
+"""``dape harness``: measure a model with lm-evaluation-harness. Imports torch and lm-eval only when it runs."""
 
 import importlib.util
 import json
@@ -29,55 +29,57 @@ ROWS, RESULTS = "rows.jsonl", "lm-eval"
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessOptions:
-    """Everything that can be measured."""
+    """Arguments of :func:`harness`."""
 
     model: Path
     """Folder of the model, as `dape export` or save_pretrained writes it."""
     choices: tuple[Path, ...] = ()
-    """Files of multiple-choice questions, one JSON object with question, choices and answer (from 0) per line."""
+    """Files of multiple-choice questions: per line a JSON object with question, choices and answer (counted from 0)."""
     tests: tuple[str, ...] = ()
-    """Generated tests by name, or a set: core, ruler, all (docs/probe.md); questions in words of three letters."""
+    """Generated tests by name, or a set: core, ruler, all (docs/probe.md). Questions consist of words of three
+    letters."""
     symbols: tuple[int, ...] = (64,)
-    """Of `tests`: words of a question; the tokens of a word depend on the tokenizer."""
+    """With `tests`: words per question. The tokenizer decides how many tokens a word has."""
     samples: int = 100
-    """Of `tests`: questions of each test at each number of words."""
+    """With `tests`: questions of each test at each number of words."""
     text: tuple[str, ...] = ()
     """Texts to measure perplexity on (their held-out part), as for `dape eval --data`."""
     tasks: tuple[str, ...] = ()
     """Tasks or groups of lm-eval, by name, pattern or YAML file; their data must be on this machine."""
     include: Path | None = None
-    """Folder of further tasks, as YAML files of lm-eval."""
+    """Folder with more tasks, as YAML files of lm-eval."""
     adapter: Path | None = None
     """Folder of a DAPE adapter for this model, as `dape extend` writes it."""
     lengths: tuple[int, ...] = ()
-    """Windows in tokens, everything measured at each; by default the model's own max_position_embeddings."""
+    """Window lengths in tokens; everything is measured at each. By default the model's max_position_embeddings."""
     last_k: int = 256
-    """Of `text`: scored tokens at the end of each window."""
+    """With `text`: scored tokens at the end of each window."""
     windows: int = 256
-    """Of `text`: windows, the same number at every length."""
+    """With `text`: windows per length."""
     reach: int | None = None
-    """Of `text`: tokens that fit before every place where a window ends, whatever the lengths; by default it follows
-    from the text: 32768, or about half of a shorter text. Only windows of one reach score the same tokens."""
+    """With `text`: windows of every length end only where at least this many tokens come before; by default 32768, or
+    about half of a shorter text. Results with the same reach score the same tokens."""
     rolling: bool = False
-    """Of `text`: also lm-eval's own rolling perplexity, in windows that do not overlap."""
+    """With `text`: also measure lm-eval's rolling perplexity, in windows that do not overlap."""
     limit: int | None = None
-    """Only the first questions, windows or documents of each task."""
+    """Use only this many questions, windows or documents of each task."""
     batch: int = 1
-    """Texts at a time. More are padded, which encodings that stretch with the text (pi, yarn) do notice."""
+    """Texts at a time. Shorter ones are padded, which changes the results of encodings that depend on the length of the
+    text (pi, yarn)."""
     out: Path | None = None
-    """Folder for rows.jsonl, which is appended to, and for lm-eval's own results as JSON."""
+    """Folder for results: rows are appended to rows.jsonl, and lm-eval's own results are written as JSON."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     threads: int | None = None
-    """Threads of torch on the CPU; None leaves the choice to torch."""
+    """Torch threads on the CPU; by default torch decides."""
 
 
 def harness(options: HarnessOptions) -> "list[Row]":
-    """Measure a model; the rows of everything. What is measured is kept in ``out`` at once."""
+    """Measure a model and return all rows. The results of each task are written to ``out`` at once."""
     _check(options)
     from dape.hf.harness.questions import read_questions
 
-    questions = [read_questions(path) for path in options.choices]  # before anything slow
+    questions = [read_questions(path) for path in options.choices]  # first: errors in the files show at once
     if options.tests:
         from dape.hf.harness.generated import generated_questions
 
@@ -95,7 +97,7 @@ def _check(options: HarnessOptions) -> None:
     if not (options.choices or options.tests or options.text or options.tasks):
         raise UsageError("nothing to measure: give `choices` FILE, `tests` NAME, `text` TEXT or `tasks` NAME")
     if options.rolling and not options.text:
-        raise UsageError("`rolling` measures a text: give `text` too")
+        raise UsageError("`rolling` measures a text: also give `text`")
     if options.include is not None and not options.include.is_dir():
         raise UsageError(f"`include` {options.include}: is not a folder")
     check_counts(**{name: getattr(options, name) for name in ("last_k", "windows", "limit", "batch", "samples")})
@@ -108,7 +110,7 @@ def _check(options: HarnessOptions) -> None:
 
 
 def _measure(options: HarnessOptions, questions: "list[Questions]", device: Any) -> "list[Row]":
-    """Everything that can be wrong with the tasks shows before anything is computed."""
+    """Build the tasks of all lengths first, so that their errors show before anything is computed."""
     from dape.hf.harness.run import measure, open_subject
     from dape.hf.harness.tasks import choices_task, named_tasks
 
@@ -120,18 +122,15 @@ def _measure(options: HarnessOptions, questions: "list[Questions]", device: Any)
         length: [*(choices_task(q) for q in questions), *_texts(options, corpora, length), *named] for length in lengths
     }
     _check_names(plan[lengths[0]])
-    _tell_window(subject, lengths)
+    _print_window(subject, lengths)
     rows: list[Row] = []
     for length, selections in plan.items():
         for selected in selections:
             new, results = measure(subject, selected, length=length, batch=options.batch, limit=options.limit)
             rows += new
-            _keep(
-                options.out,
-                new,
-                results,
-                f"{next(iter(selected.groups or selected.tasks))}-{length}".replace(os.sep, "_"),
-            )
+            if options.out is not None:
+                name = f"{next(iter(selected.groups or selected.tasks))}-{length}".replace(os.sep, "_")
+                _append(options.out, new, results, name)
     return rows
 
 
@@ -153,24 +152,22 @@ def _check_names(selections: "list[Selected]") -> None:
     names = [name for selected in selections for name in selected.tasks]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UsageError(f"two tasks are called {', '.join(twice)}: measure them one after the other, or rename a file")
+        raise UsageError(f"two tasks are called {', '.join(twice)}: measure them in two commands, or rename a file")
 
 
-def _tell_window(subject: "Subject", lengths: tuple[int, ...]) -> None:
+def _print_window(subject: "Subject", lengths: tuple[int, ...]) -> None:
     own = getattr(subject.model.config, "max_position_embeddings", None)
-    told = ", ".join(map(str, lengths))
     print(f"{subject.run}: {subject.method}{f' ({subject.variant})' if subject.variant else ''}")
     print(
-        f"window: {told} tokens; max_position_embeddings of the model, where lm-eval alone would cut: {own}", flush=True
+        f"window: {', '.join(map(str, lengths))} tokens; lm-eval alone would cut at the model's "
+        f"max_position_embeddings: {own}",
+        flush=True,
     )
 
 
-def _keep(out: Path | None, rows: "list[Row]", results: dict[str, Any], name: str) -> None:
-    """At once: what is measured is not lost if a later task fails."""
+def _append(out: Path, rows: "list[Row]", results: dict[str, Any], name: str) -> None:
     from dape.results.records import append_rows
 
-    if out is None:
-        return
     (out / RESULTS).mkdir(parents=True, exist_ok=True)
     append_rows(out / ROWS, rows)
     date = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")

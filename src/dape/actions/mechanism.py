@@ -1,4 +1,4 @@
-"""Whether a trained DAPE model uses content, and where: what ``dape mechanism`` does."""
+"""``dape mechanism``: measure whether f of a trained model uses content, and where."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismOptions:
-    """Everything that can be asked of f."""
+    """Arguments of :func:`mechanism`."""
 
     checkpoint: Path
     """A run's folder (its newest checkpoint), or one checkpoint, of a model with dape-X."""
     against: Path | None = None
-    """Another model on the same tokens, such as the same without content (variant=bias_only)."""
+    """Another model to compare on the same tokens, such as one without content (variant=bias_only)."""
     length: int | None = None
     """Tokens of context; by default the training length."""
     last_k: int | None = None
@@ -34,19 +34,19 @@ class MechanismOptions:
     windows: int = 64
     """Windows of held-out text."""
     reach: int | None = None
-    """Tokens before every end of a window, as for `dape eval`."""
+    """Windows end only where at least this many tokens come before, as for `dape eval`."""
     data: str | None = None
-    """Text to look at (its held-out part), as for `dape eval`; by default what the model was trained on."""
+    """Text to measure on (its held-out part), as for `dape eval`; by default what the model was trained on."""
     json: Path | None = None
-    """Write all numbers, by layer, head and lag, into this file."""
+    """Write all numbers by layer, head and lag into this file."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     threads: int | None = None
-    """Threads of torch on the CPU; None leaves the choice to torch."""
+    """Torch threads on the CPU; by default torch decides."""
 
 
 def mechanism(options: MechanismOptions) -> "tuple[Dissected, list[Gain]]":
-    """What other content costs, and what is gained over the other model, if there is one."""
+    """Measure what other content costs, and the gain over the model ``options.against`` if it is given."""
     check_counts(length=options.length, last_k=options.last_k)
     if options.windows < 2:
         raise UsageError(f"`windows` must be at least 2, got {options.windows}")
@@ -91,7 +91,7 @@ def _look(options: MechanismOptions) -> "tuple[Dissected, list[Gain]]":
 
 
 def _open_other(against: Path, ours: "Opened") -> "Opened":
-    """It must read tokens as the model does that is looked at."""
+    """Open the other model; it must have the same tokenizer."""
     from dape.evaluation.opening import open_checkpoint
 
     other = open_checkpoint(against)
@@ -108,14 +108,14 @@ def _gains(other: "Opened", found: "Dissected", windows: "np.ndarray", corpus: "
     from dape.evaluation.perplexity import Measured, window_nll
 
     model, scored = other.model(device), found.usual.shape[1]
-    parts = np.array_split(windows, max(1, len(windows) // BATCH))
-    nll = [window_nll(model, torch.from_numpy(part).to(device), scored).cpu().numpy() for part in parts]
+    batches = np.array_split(windows, max(1, len(windows) // BATCH))
+    nll = [window_nll(model, torch.from_numpy(batch).to(device), scored).cpu().numpy() for batch in batches]
     counts = np.bincount(corpus.train.read(0, min(len(corpus.train), 1 << 24)), minlength=model.config.vocabulary)
     groups = token_groups(windows, scored, counts / counts.sum())
-    ours_nll, theirs = (
+    ours, theirs = (
         Measured(found.length, each, found.length - scored, found.length) for each in (found.usual, np.concatenate(nll))
     )
-    return gains(ours_nll, theirs, groups)
+    return gains(ours, theirs, groups)
 
 
 def perplexity(nll: "np.ndarray") -> float:

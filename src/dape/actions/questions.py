@@ -47,7 +47,7 @@ class QuestionOptions:
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     threads: int | None = None
-    """Threads of torch on the CPU; None leaves the choice to torch."""
+    """Torch threads on the CPU; by default torch decides."""
 
 
 def ask(checkpoint: Path, options: QuestionOptions, found: "Callable[[Sequence[Row]], None]") -> None:

@@ -1,4 +1,4 @@
-"""An experiment of the paper, its numbers beside ours, and what became of its claims: ``dape.reproduce``."""
+"""``dape.reproduce`` and ``dape reproduce``: repeat an experiment of the paper and judge its claims."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,45 +23,47 @@ if TYPE_CHECKING:
     from dape.results.records import Row
 
 MAP_LENGTHS = (512, 2048, 8192)
-"""Of the paper's pictures."""
+"""Lengths of the paper's bias maps."""
 MAP_SAMPLES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceOptions:
-    """Everything that can be asked of a reproduction."""
+    """Arguments of :func:`reproduce_with`."""
 
     id: str = ""
     """An experiment of the paper."""
     scale: ScaleName = "smoke"
-    """smoke: does it run, in two minutes. cpu: about an hour on two cores. night: 8 million tokens a run, hours on two
-    cores. gpu: hours on a GPU. paper: as published."""
+    """smoke: a check that it runs, two minutes. cpu: about an hour on two cores. night: 8 million tokens per run, hours
+    on two cores. gpu: hours on a GPU. paper: as published."""
     tokens: float | None = None
-    """Tokens that each run sees, in place of the scale's; for a ladder, one `out` for each number."""
+    """Training tokens per run, in place of the scale's. To compare several numbers, give each its own `out`."""
     size: Literal["125m", "350m", "2.7b", "6.7b"] | None = None
-    """Model size in place of the experiment's, as the scale has it; for a ladder, one `out` for each size."""
+    """Model size in place of the experiment's, reduced as `scale` says. To compare several sizes, give each its own
+    `out`."""
     seeds: int | None = None
     """Runs of each kind, with seeds 0, 1, ...; by default as in the paper."""
     budget: float | None = None
-    """Hours that it may take on this machine: a few steps are timed, then seeds and steps are cut to fit, and what was
-    cut is said. A folder keeps the plan it was begun with."""
+    """Hours the experiment may take on this machine. Times a few steps, then reduces seeds and steps to fit, and says
+    what it reduced. A folder keeps the plan it was started with."""
     out: Path | None = None
     """Folder of the experiment; by default runs/reproduce/ID-SCALE."""
     data: str | None = None
-    """Text, as for `dape compare`; scales gpu and paper have no default, as the paper's corpora cannot be shipped."""
+    """Text, as for `dape compare`. The scales gpu and paper have no default: the paper's corpora cannot be shipped."""
     reuse: tuple[Path, ...] = ()
-    """Folders of other reproductions: runs that they have finished with exactly these settings are taken over."""
+    """Folders of other reproductions: copy their finished runs that have exactly the same settings."""
     resume: bool = False
-    """Insist on a folder that has been begun; without it, one is continued too if there is one."""
+    """Fail unless the folder holds an experiment to continue. Without this flag, an existing experiment is continued
+    and a new one is started otherwise."""
     jobs: int | None = None
-    """Runs side by side; by default one per core, one on a GPU."""
+    """Runs at the same time; by default one per core, or one on a GPU."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced(Found):
-    """With a verdict on every claim that the experiment makes."""
+    """Results with a verdict on every claim of the experiment."""
 
     claims: "Sequence[Judged]" = ()
 
@@ -69,7 +71,7 @@ class Reproduced(Found):
 def reproduce(id: str, *, executor: Executor | None = None, **options: Any) -> Reproduced:
     """Repeat an experiment of the paper, at its scale or a smaller one, and judge its claims.
 
-    What is finished in its folder is not done again.
+    Finished runs in its folder are kept.
 
     Args:
         id: the experiment; ``dape reproduce list`` shows them.
@@ -77,10 +79,10 @@ def reproduce(id: str, *, executor: Executor | None = None, **options: Any) -> R
         **options: the fields of :class:`ReproduceOptions`: ``scale="cpu"``, ``seeds=3``, ``out=...``, ``data=...``.
 
     Returns:
-        What was found, with ``.claims``.
+        The results, with ``.claims``.
 
     Raises:
-        ValueError: for an experiment that is not known and for invalid settings.
+        ValueError: for an unknown experiment and for invalid settings.
 
     Example::
 
@@ -111,7 +113,7 @@ def folder_of(options: ReproduceOptions, experiment: PaperExperiment, scale: Sca
 
 
 def chosen(config: ReproduceOptions) -> tuple[PaperExperiment, Scale]:
-    """The experiment at the scale, with what the flags change in both."""
+    """The experiment and the scale, changed by the options ``size`` and ``tokens``."""
     experiment, scale = find(config.id), scales.find(config.scale)
     for name in ("tokens", "size", "budget"):
         if experiment.kind != "language" and getattr(config, name) is not None:
@@ -119,12 +121,12 @@ def chosen(config: ReproduceOptions) -> tuple[PaperExperiment, Scale]:
     if config.budget is not None and not 0 < config.budget < 1e5:
         raise UsageError(f"`budget` must be a number of hours above 0, got {config.budget:g}")
     if config.budget is not None and config.tokens is not None:
-        raise UsageError("`budget` decides the number of tokens; leave `tokens` out")
+        raise UsageError("`budget` sets the number of tokens; omit `tokens`")
     if config.size:
         experiment = replace(experiment, sizes=(config.size,))
     if config.tokens is not None:
         if not 1 <= config.tokens < 1e15:
-            raise UsageError(f"`tokens` must be a number from 1 on, got {config.tokens:g}")
+            raise UsageError(f"`tokens` must be at least 1, got {config.tokens:g}")
         if scale.tokens is None:
             raise UsageError(f"`tokens`: scale {scale.name} takes its steps from the paper; choose another `scale`")
         scale = scale.with_tokens(int(config.tokens))
@@ -156,12 +158,12 @@ def check(config: ReproduceOptions, out: Path) -> None:
 def _run(
     config: ReproduceOptions, out: Path, experiment: PaperExperiment, scale: Scale, executor: Executor | None
 ) -> Reproduced:
-    """Where language models are trained, and where one is looked into afterwards."""
+    """Experiments that train language models; of kind "maps", also draw the bias maps of one."""
     with locked(out):
         plan = plan_of(config, out, experiment, scale)
         jobs = config.jobs or side_by_side(plan)
         if config.budget is not None:
-            plan = _within(plan, config.budget, jobs)
+            plan = _within_budget(plan, config.budget, jobs)
         plan.begin()
         reused = plan.reuse(config.reuse)
         announce(plan, jobs, executor=executor, note=f" ({reused} taken over)" if reused else "")
@@ -171,7 +173,7 @@ def _run(
 
 
 def plan_of(config: ReproduceOptions, out: Path, experiment: PaperExperiment, scale: Scale) -> "Reproduction":
-    """Everything that can be wrong is found here, before anything is trained."""
+    """Check all arguments, so that errors show before anything is trained."""
     from dape.data.corpora import open_data
     from dape.data.store import is_prepared
     from dape.experiments.reproduce.plan import Reproduction
@@ -202,8 +204,8 @@ def plan_of(config: ReproduceOptions, out: Path, experiment: PaperExperiment, sc
     return plan
 
 
-def _within(plan: "Reproduction", hours: float, jobs: int) -> "Reproduction":
-    """The plan cut to the hours: the one the folder was begun with, or a new one."""
+def _within_budget(plan: "Reproduction", hours: float, jobs: int) -> "Reproduction":
+    """The plan reduced to the budget: the plan the folder was started with, or a new one."""
     from dape.experiments.reproduce.budget import fit, speeds_of
 
     known = plan.saved_budget()
@@ -223,7 +225,7 @@ def _within(plan: "Reproduction", hours: float, jobs: int) -> "Reproduction":
 
 
 def draw_maps(plan: "Reproduction", device: str) -> "Sequence[Mapping[str, Any]]":
-    """The paper's pictures of the model just trained; what its heads do at the greatest length."""
+    """Draw the paper's bias maps of the trained model; return the summary of its heads at the greatest length."""
     from dape.actions import visualize
     from dape.evaluation.map_files import read_facts
 
@@ -240,7 +242,7 @@ def draw_maps(plan: "Reproduction", device: str) -> "Sequence[Mapping[str, Any]]
 
 
 def _tables(plan: "Reproduction", rows: "list[Row]", width: int) -> list[Any]:
-    """With a heading each."""
+    """A heading and a table for each panel of the experiment."""
     from dape.report.reproduction import by_panel, title
     from dape.report.tables import terminal_table
 
@@ -252,7 +254,7 @@ def _tables(plan: "Reproduction", rows: "list[Row]", width: int) -> list[Any]:
 
 
 def _found(plan: "Reproduction", failures: dict[str, str], heads: "Sequence[Mapping[str, Any]]") -> Reproduced:
-    """With its files, if there are rows."""
+    """The results; writes their files if there are rows."""
     from dape.experiments.reproduce.judge import judge_all
     from dape.report import reproduction
 
@@ -278,6 +280,6 @@ def _found(plan: "Reproduction", failures: dict[str, str], heads: "Sequence[Mapp
 
 
 def in_words(judged: "Sequence[Judged]") -> str:
-    """What became of the claims, a line each."""
+    """The verdicts on the claims, a line each."""
     lines = [f"  {each.ours.verdict:23} {each.claim.statement}" for each in judged]
     return "\n".join(["The paper's claims, here:", *lines])

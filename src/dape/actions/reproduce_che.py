@@ -1,4 +1,4 @@
-"""The Chomsky-hierarchy benchmark as the paper's experiment: at one of its scales, with the counts that it claims."""
+"""The Chomsky-hierarchy benchmark as an experiment of the paper, at one of its scales, with its claims."""
 
 from dataclasses import fields, replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The times of a training step, one model size after the other, beside the paper's table."""
+"""Times of a training step for each model size, beside the paper's table."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gpu": {"rounds": 20, "warm_up": 5, "precision": "bf16"},
     "paper": {"rounds": 100, "warm_up": 20, "precision": "bf16"},
 }
-"""Of the benchmark, by scale; minutes are for each size."""
+"""Settings of the benchmark by scale; ``minutes`` is per model size."""
 
 
 def run(config: "ReproduceOptions", out: Path, experiment: PaperExperiment, scale: Scale) -> "Reproduced":
@@ -59,7 +59,7 @@ def run(config: "ReproduceOptions", out: Path, experiment: PaperExperiment, scal
 def _refuse(config: "ReproduceOptions") -> None:
     for name in ("seeds", "data", "jobs"):
         if getattr(config, name) is not None:
-            raise UsageError(f"`{name}`: times are measured one after the other, on random tokens; leave it out")
+            raise UsageError(f"`{name}`: times are measured one after the other, on random tokens; omit it")
 
 
 def _methods(experiment: PaperExperiment) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ def _methods(experiment: PaperExperiment) -> tuple[str, ...]:
 
 
 def _reduced(scale: Scale, sizes: "Sequence[str]", device: str) -> str:
-    depth = "one and two layers are measured, the whole depth is continued linearly from them"
+    depth = "one and two layers are measured and extrapolated linearly to the whole depth"
     return f"{', '.join(sizes)} on {device} instead of an A800; {depth} (scale {scale.name})"
 
 

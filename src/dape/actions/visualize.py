@@ -1,4 +1,4 @@
-"""Bias maps of a trained model: what ``dape visualize`` does."""
+"""``dape visualize``: bias maps of a trained model."""
 
 import os
 import shutil
@@ -30,32 +30,32 @@ SUMMARY = "summary.md"
 
 @dataclass(frozen=True, kw_only=True)
 class VisualizeOptions:
-    """Everything that can be asked of the maps."""
+    """Arguments of :func:`visualize`."""
 
     checkpoint: Path
     """A run's folder (its newest checkpoint), or one checkpoint."""
     out: Path | None = None
-    """Folder to write; by default maps-LENGTH in the run's folder. What an earlier call wrote there is replaced."""
+    """Folder to write; by default maps-LENGTH in the run's folder. Maps of an earlier call are replaced."""
     length: int | None = None
-    """Tokens of a window; by default 4 training lengths. The last token asks the query."""
+    """Tokens of a window; by default 4 training lengths. The last token is the query."""
     samples: int = 4
     """Windows of held-out text."""
     layers: tuple[int, ...] = ()
-    """Layers to look at, counted from 1; all if none is given."""
+    """Layers to show, counted from 1; by default all."""
     heads: tuple[int, ...] = ()
-    """Heads to look at, counted from 1; all if none is given."""
+    """Heads to show, counted from 1; by default all."""
     window: int = 256
-    """Images over query and key: the last positions to show, of the first sample; 0 for no images."""
+    """Size of the images over query and key: the last positions of the first sample; 0 for no images."""
     data: str | None = None
-    """Text to look at (its held-out part), as for `dape train`; by default what the model was trained on."""
+    """Text to read (its held-out part), as for `dape train`; by default what the model was trained on."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     threads: int | None = None
-    """Threads of torch on the CPU; None leaves the choice to torch."""
+    """Torch threads on the CPU; by default torch decides."""
 
 
 def visualize(options: VisualizeOptions) -> Path:
-    """Write the maps of a model, and say what they show; returns their folder."""
+    """Write the maps of a model and print what they show; returns their folder."""
     _check(options)
     return _visualize(options)
 
@@ -106,23 +106,23 @@ def _chosen(wanted: tuple[int, ...], available: int, what: str) -> list[int]:
     if outside:
         given = ", ".join(map(str, outside))
         raise UsageError(
-            f"--{what}s {given}: there is no such {what}; the model has {what}s 1 to {available}, counted from 1"
+            f"`{what}s` {given}: there is no such {what}; the model has {what}s 1 to {available}, counted from 1"
         )
     return sorted(set(wanted)) or list(range(1, available + 1))
 
 
-# What is looked at ---------------------------------------------------------------------------------------------------
+# Reading the model ---------------------------------------------------------------------------------------------------
 
 
 def _ends(corpus: "Corpus", length: int, samples: int) -> "np.ndarray":
-    """Where the windows end. One token apart is enough: only their last query is looked at."""
+    """Where the windows end. They may overlap: only the last query of each is shown."""
     from dape.data.windows import evaluation_ends
 
     return evaluation_ends(corpus.validation, reach=length, k=1, windows=samples, same_document=False)
 
 
 def _windows(corpus: "Corpus", ends: "np.ndarray", length: int) -> "np.ndarray":
-    """[sample, length]: without the token that the last query is to predict."""
+    """[sample, length]: windows without the last token, which the last query predicts."""
     from dape.data.windows import evaluation_windows
 
     return evaluation_windows(corpus.validation, ends, length)[:, :-1]
@@ -199,7 +199,7 @@ def _about_maps(
     }
 
 
-# Where it goes -------------------------------------------------------------------------------------------------------
+# Files ---------------------------------------------------------------------------------------------------------------
 
 
 def _default_out(where: Path, length: int) -> Path:
@@ -207,12 +207,12 @@ def _default_out(where: Path, length: int) -> Path:
 
     run = run_folder(where)
     if not (run / CONFIG).is_file():
-        raise UsageError(f"{where} does not belong to a run's folder; say with `out` where the maps shall go")
+        raise UsageError(f"{where} does not belong to a run's folder; name a folder for the maps with `out`")
     return run / f"maps-{length}"
 
 
 def _check_out(out: Path) -> None:
-    """Only what an earlier call wrote is ever replaced, file by file as it listed them."""
+    """Refuse a folder with files that no earlier call has listed as its own."""
     from dape.evaluation.map_files import read_facts
 
     check_writable_folder(out, "`out`")
@@ -223,12 +223,12 @@ def _check_out(out: Path) -> None:
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         raise UsageError(
             f"`out` {out}: holds {strange[0]}{more}, which `dape visualize` did not write; choose another folder, "
-            "or move that away"
+            "or move these files"
         )
 
 
 def _write(out: Path, maps: "BiasMaps") -> None:
-    """Everything or nothing; maps that were there stay until the new ones are complete."""
+    """Write all files or none: existing maps stay until the new ones are complete."""
     from dape.evaluation.map_files import write_maps
     from dape.report.bias_maps import draw_maps
     from dape.report.bias_summary import bias_summary
@@ -248,9 +248,6 @@ def _write(out: Path, maps: "BiasMaps") -> None:
             retired.rename(out)
         raise
     shutil.rmtree(retired, ignore_errors=True)
-
-
-# What is said --------------------------------------------------------------------------------------------------------
 
 
 def _print(facts: dict[str, Any], out: Path) -> None:

@@ -15,17 +15,17 @@ SHOWN = (3, 8, 13)
 
 @dataclass(frozen=True, kw_only=True)
 class Che(ChomskyOptions):
-    """Algorithmic tasks, trained on lengths 1 to 40 and tested on 41 to 500: the Chomsky-hierarchy benchmark.
+    """Train on algorithmic tasks of lengths 1 to 40, test at 41 to 500: the Chomsky-hierarchy benchmark.
 
-    Every task is trained with every method, learning rate and seed. The rate is picked by accuracy at lengths 1 to 40,
-    the score is the mean accuracy at greater lengths. Writes results.jsonl, table.md (beside the paper's numbers),
-    lengths.png/.svg
-    and scores.png/.svg into --out. What is finished is not done again: stop at any time and give the same command, or
-    add tasks, methods and seeds. The paper's settings take days on a CPU; --budget plans less and says so.
+    Trains a model for every task, method, learning rate and seed. The rate is picked by accuracy at lengths 1 to 40;
+    the score is the mean accuracy at greater lengths. Writes results.jsonl, table.md (with the paper's numbers),
+    lengths.png/.svg and scores.png/.svg into --out. Finished runs are kept: stop at any time and give the same command
+    to continue, or add tasks, methods and seeds. The paper's settings take days on a CPU; --budget reduces them and
+    prints what it has reduced.
     """
 
     show: str | None = None
-    """Print examples of this task, and do nothing else."""
+    """Only print examples of this task."""
     where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
 
 
@@ -36,7 +36,7 @@ def run(config: Che) -> int:
 
 
 def show_examples(name: str, compat: str) -> int:
-    """Examples a person can read."""
+    """Print examples of a task as questions and answers."""
     import numpy as np
 
     entry = find(name)

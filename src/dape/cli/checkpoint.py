@@ -1,4 +1,4 @@
-"""``dape checkpoint merge``: a checkpoint in shards as one file. Imports torch only when it runs."""
+"""``dape checkpoint merge``: merge a sharded checkpoint. Imports torch only when it runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +11,16 @@ from dape.files import check_writable_folder
 
 @dataclass(frozen=True, kw_only=True)
 class MergeCheckpoint:
-    """Make one file of a checkpoint that several processes have written in shards.
+    """Merge a checkpoint that several processes have written in shards into one file.
 
-    `dape eval`, `dape generate`, `dape export` and `dape train --resume` read either kind; this is for other programs.
-    The shards stay as they are.
+    Other programs need this; `dape eval`, `dape generate`, `dape export` and `dape train --resume` also read shards.
+    The shards are kept.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of a run, or one of its checkpoints."""
     out: Path | None = None
-    """Folder to make; by default RUN/merged/step-N."""
+    """Folder to write; by default RUN/merged/step-N."""
 
 
 def run(config: MergeCheckpoint) -> int:

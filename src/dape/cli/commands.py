@@ -1,9 +1,9 @@
 """The commands of ``dape``, one entry each.
 
-A command is a dataclass and a function: fields become flags, their docstrings the help of each flag, the class
-docstring the help of the command (first line: its summary). The function returns the exit code. Neither module may
-import torch at the top; ``dape --help`` reads them all. Check values in the function, not in ``__post_init__``, and
-raise :class:`dape.errors.UsageError` for invalid ones.
+A command is a dataclass and a function. The fields of the dataclass become flags and their docstrings the help of the
+flags; its own docstring is the help of the command, the first line its summary. The function returns the exit code; it
+checks the values (``__post_init__`` does not) and raises :class:`dape.errors.UsageError` for invalid ones.
+Import torch in functions only: ``dape --help`` imports the modules of all commands.
 """
 
 import inspect
@@ -60,13 +60,13 @@ from dape.cli.prepare import Prepare, prepare
 @dataclass(frozen=True)
 class Command:
     name: str
-    """What is typed after ``dape``; the first of two words is a group."""
+    """The words after ``dape``; the first of two is a group."""
     config: type
     run: Callable[[Any], int]
     examples: Mapping[str, str]
-    """Arguments, and what they do; the first three stand at the top of the help."""
+    """Arguments, and what they do. The help begins with the first three."""
     expand: Callable[[list[str]], list[str]] | None = None
-    """Puts the flags of presets and settings files in front of those typed."""
+    """Puts the flags of presets and settings files before the typed ones."""
 
     @property
     def words(self) -> list[str]:
@@ -79,9 +79,9 @@ class Command:
 
 GROUPS = {
     "bench": "Measure speed and memory on this machine:",
-    "checkpoint": "Checkpoints of runs as files.",
-    "runs": "Runs that are there:",
-    "study": "Experiments of our own.",
+    "checkpoint": "Convert checkpoints.",
+    "runs": "Look at existing runs:",
+    "study": "Experiments beyond the paper.",
 }
 
 COMMANDS = [
@@ -90,9 +90,9 @@ COMMANDS = [
         ListEncodings,
         list_encodings,
         examples={
-            "": "all base encodings, and DAPE on each that allows it",
-            "kerple": "names that contain kerple, dape-v2-kerple too",
-            "bias": "encodings that enter through the hook called bias",
+            "": "all base encodings, and DAPE on each that supports it",
+            "kerple": "names that contain kerple, such as dape-v2-kerple",
+            "bias": "encodings that use the hook called bias",
             "--all --json": "everything, for another program",
         },
     ),
@@ -102,8 +102,8 @@ COMMANDS = [
         draw.run,
         examples={
             "alibi kerple dape-kerple": "three encodings side by side, into encodings.png",
-            "rope yarn randomized-rope --length 512 --out rotations.svg": "rotations, farther out",
-            "dape-fire --options hidden=16 --seed 3 --out fire.png": "another f, other first weights",
+            "rope yarn randomized-rope --length 512 --out rotations.svg": "rotations at greater distances",
+            "dape-fire --options hidden=16 --seed 3 --out fire.png": "a smaller f, other initial weights",
         },
     ),
     Command(
@@ -121,10 +121,10 @@ COMMANDS = [
         verify.Verify,
         verify.run,
         examples={
-            "my_package.kerple:Kerple --as kerple": "a class of your own; exit code 1 if it is off",
+            "my_package.kerple:Kerple --as kerple": "a class of your own; exit code 1 if its numbers differ",
             "rope.py:attention --as rope --kind attention": "a function (q, k, v)",
-            "bias.py:Log --as kerple --names p=r1 a=r2": "parameters that have other names",
-            "t5.py:bias --as t5 --options bias_scale=one --cases short long": "another convention, two cases",
+            "bias.py:Log --as kerple --names p=r1 a=r2": "parameters with other names",
+            "t5.py:bias --as t5 --options bias_scale=one --cases short long": "another convention, two cases only",
         },
     ),
     Command(
@@ -133,7 +133,7 @@ COMMANDS = [
         verify.run_vectors,
         examples={
             "": "the files and their SHA-256",
-            "dape-kerple": "conventions, cases and known mistakes of one",
+            "dape-kerple": "conventions, cases and known mistakes of one encoding",
             "--out vectors": "compute all of them again",
             "--check": "compute all of them again and compare",
         },
@@ -145,9 +145,9 @@ COMMANDS = [
         expand=compare.expand,
         examples={
             "": "the demo: seven encodings, trained at 64 tokens, tested up to 2048",
-            "--data book.txt --methods alibi dape-alibi --seeds 3": "on text of your own, with significance",
-            "--methods nope --out runs/compare": "add an encoding to a comparison that exists",
-            "--resume --out runs/compare": "go on with one that was stopped",
+            "--data book.txt --methods alibi dape-alibi --seeds 3": "on your own text, with tests of significance",
+            "--methods nope --out runs/compare": "add an encoding to an existing comparison",
+            "--resume --out runs/compare": "continue a comparison that was stopped",
         },
     ),
     Command(
@@ -155,12 +155,12 @@ COMMANDS = [
         Prepare,
         prepare,
         examples={
-            "book.txt --out book": "one text, its end held out",
-            "papers/ notes.jsonl.zst --tokenizer bpe:8192 --out papers": "many documents, a tokenizer of their own",
+            "book.txt --out book": "one text; its end is held out",
+            "papers/ notes.jsonl.zst --tokenizer bpe:8192 --out papers": "documents, and a tokenizer learned from them",
             "stdlib --out stdlib": "the Python standard library, no download",
-            "train.txt --validation held-out.txt --out data": "text that is held out by hand",
+            "train.txt --validation held-out.txt --out data": "a held-out text of your choice",
             "hf:allenai/c4/realnewslike --out c4": "a data set of the Hugging Face hub (extra `hub`)",
-            "--check book": "compare all of a folder with its checksums",
+            "--check book": "compare a prepared folder with its checksums",
         },
     ),
     Command(
@@ -170,9 +170,9 @@ COMMANDS = [
         expand=train.expand,
         examples={
             "": "the tiny model with dape-kerple on the default text, into runs/",
-            "--encoding rope --seed 1 --steps 1000": "another encoding, seed and duration",
-            "--resume --out runs/dape-kerple-64-seed0": "go on with a run that was stopped",
-            "--preset 125m --data arxiv --precision bf16 --accumulate 8": "the paper's model on text of your own",
+            "--encoding rope --seed 1 --steps 1000": "another encoding, seed and number of steps",
+            "--resume --out runs/dape-kerple-64-seed0": "continue a run that was stopped",
+            "--preset 125m --data arxiv --precision bf16 --accumulate 8": "the paper's model on your own text",
             "--processes 2 --parallel fsdp": "two processes that share batch and model",
         },
     ),
@@ -181,7 +181,7 @@ COMMANDS = [
         checkpoint.MergeCheckpoint,
         checkpoint.run,
         examples={
-            "runs/dape-kerple-64-seed0": "one file of the shards that `dape train --parallel fsdp` has written",
+            "runs/dape-kerple-64-seed0": "merge the shards that `dape train --parallel fsdp` has written",
         },
     ),
     Command(
@@ -190,9 +190,9 @@ COMMANDS = [
         evaluate.run,
         examples={
             "runs/dape-kerple-64-seed0 --lengths 64 128 256 512 1024 2048 --last-k 64": "perplexity against length",
-            "runs/dape-kerple-64-seed0 --mode same_document --json rows.jsonl": "within documents, rows kept",
+            "runs/dape-kerple-64-seed0 --mode same_document --json rows.jsonl": "within documents; keep the rows",
             "runs/dape-kerple-64-seed0 --protocol per_position --lengths 1024": "nats by position",
-            "runs/dape-kerple-64-seed0 --lengths 32768 --processes 4": "rows of a window shared, less memory for each",
+            "runs/dape-kerple-64-seed0 --lengths 32768 --processes 4": "windows shared: less memory per process",
         },
     ),
     Command(
@@ -201,7 +201,7 @@ COMMANDS = [
         generate.run,
         examples={
             "runs/dape-kerple-64-seed0 --prompt 'class Queue' --tokens 500": "far beyond the training length of 64",
-            "runs/dape-kerple-64-seed0 --prompt 'import ' --temperature 0": "the most likely text",
+            "runs/dape-kerple-64-seed0 --prompt 'import ' --temperature 0": "the most likely token each time",
         },
     ),
     Command(
@@ -217,7 +217,7 @@ COMMANDS = [
         export.Import,
         export.run_import,
         examples={
-            "model --out runs/imported": "then `dape eval runs/imported --data TEXT`, `dape generate ...`",
+            "model --out runs/imported": "next: `dape eval runs/imported --data TEXT`, `dape generate runs/imported`",
         },
     ),
     Command(
@@ -227,7 +227,7 @@ COMMANDS = [
         examples={
             "": "everything below ./runs",
             "runs/compare": "the runs of one comparison",
-            "--json": "for another program",
+            "--json": "JSON for another program",
         },
     ),
     Command(
@@ -241,7 +241,7 @@ COMMANDS = [
         runs.CompareRuns,
         runs.compare_runs,
         examples={
-            "runs/compare/runs/alibi-seed0 runs/compare/runs/dape-alibi-seed0": "what differs, and what came out"
+            "runs/compare/runs/alibi-seed0 runs/compare/runs/dape-alibi-seed0": "different settings, and the results"
         },
     ),
     Command(
@@ -249,9 +249,9 @@ COMMANDS = [
         runs.CleanRuns,
         runs.clean_runs,
         examples={
-            "": "older checkpoints of everything below ./runs, after asking",
-            "runs/compare --weights --yes": "also the models of a comparison whose results are there",
-            "--dry-run": "what would go",
+            "": "remove older checkpoints of all runs below ./runs, after asking",
+            "runs/compare --weights --yes": "also remove the models of finished runs of a comparison",
+            "--dry-run": "only show what would be removed",
         },
     ),
     Command(
@@ -268,8 +268,8 @@ COMMANDS = [
         mechanism.Mechanism,
         mechanism.run,
         examples={
-            "runs/dape-kerple-64-seed0": "what swapped and frozen content costs, and how much of f the text decides",
-            "full --against bias-only --length 512 --json mechanism.json": "which tokens gain over another model",
+            "runs/dape-kerple-64-seed0": "the cost of swapped and frozen content; where f depends on the text",
+            "full --against bias-only --length 512 --json mechanism.json": "also: which tokens gain over another model",
         },
     ),
     Command(
@@ -277,10 +277,10 @@ COMMANDS = [
         probe.Probe,
         probe.run,
         examples={
-            "runs/dape-kerple-64-seed0 --lengths 256 1024 --tasks passkey": "a pass key in held-out text",
-            "--train": "small models that learn to recall pairs, tested up to 32 times their training length",
+            "runs/dape-kerple-64-seed0 --lengths 256 1024 --tasks passkey": "find a pass key in held-out text",
+            "--train": "train small models to recall pairs, test them up to 32 times their training length",
             "--train --methods rope dape-alibi --seeds 3 --out runs/recall": "other encodings, several seeds",
-            "--train --tests core": "four generated tests, each of one ability, five encodings",
+            "--train --tests core": "four generated tests of one ability each, with five encodings",
             "--train --tests ruler --lengths 64 512 8192 --methods kerple dape-kerple": "a small RULER",
         },
     ),
@@ -289,10 +289,10 @@ COMMANDS = [
         che.Che,
         che.run,
         examples={
-            "--budget 5 --tasks even_pairs,missing_duplicate --methods randomized-alibi,dape-alibi": "on a laptop",
+            "--budget 5 --tasks even_pairs,missing_duplicate --methods randomized-alibi,dape-alibi": "five minutes",
             "--scale cpu --steps 5000 --lr 1e-3 --stride 20 --tasks reverse --methods paper": "smaller than the paper",
             "--tasks paper --methods paper --seeds 3 --steps 200000 --lr 1e-4,3e-4,5e-4": "the paper's table: days",
-            "--show stack_manipulation": "what a task looks like",
+            "--show stack_manipulation": "examples of a task",
         },
     ),
     Command(
@@ -301,8 +301,8 @@ COMMANDS = [
         extend.run,
         examples={
             "llama-folder --data notes.txt --train-length 512": "an adapter from your text, measured before and after",
-            "llama-folder --rope keep --options variant=bias_map": "f(B), a static bias; it wants the rotation kept",
-            "llama-folder --steps 1000 --length 4096 --out runs/long": "longer, on longer sequences",
+            "llama-folder --rope keep --options variant=bias_map": "f(B), a static bias; works best with --rope keep",
+            "llama-folder --steps 1000 --length 4096 --out runs/long": "more steps, on longer sequences",
         },
     ),
     Command(
@@ -311,7 +311,7 @@ COMMANDS = [
         harness.run,
         examples={
             "model --choices questions.jsonl": "accuracy on multiple-choice questions of your own",
-            "model --tests ruler --symbols 64 256 --lengths 2048": "generated questions: needles, variables, words",
+            "model --tests ruler --symbols 64 256 --lengths 2048": "generated questions on needles, variables, words",
             "model --text book.txt --lengths 512 2048 --last-k 256": "the last 256 tokens, as in `dape eval`",
             "llama-folder --adapter runs/longer/adapter --text book.txt --lengths 4096": "a model with its adapter",
             "model --include my-tasks --tasks my_task --lengths 2048 --out runs/harness": "tasks in lm-eval's YAML",
@@ -322,9 +322,9 @@ COMMANDS = [
         study.StudyAdapters,
         study.run,
         examples={
-            "": "seven treatments, three seeds, three lengths: an hour or two on two cores",
-            "--treatments dape-kerple map-kerple --tuned-at 256 --seeds 1": "two of them, once",
-            "--data sotu --width 256 --heads 8 --layers 6": "prose, a larger model",
+            "": "seven treatments, three seeds, three lengths: one to two hours on two cores",
+            "--treatments dape-kerple map-kerple --tuned-at 256 --seeds 1": "two treatments, one seed, one length",
+            "--data sotu --width 256 --heads 8 --layers 6": "prose instead of code, a larger model",
         },
     ),
     Command(
@@ -333,9 +333,9 @@ COMMANDS = [
         reproduce.run,
         examples={
             "list": "every experiment of the paper",
-            "bias-ablation": "does it run: two minutes",
+            "bias-ablation": "a quick check that it runs: two minutes",
             "seeds --scale cpu": "error bars and significance of eight encodings, about an hour on two cores",
-            "baselines --scale paper --data arxiv --dry-run": "what it would cost",
+            "baselines --scale paper --data arxiv --dry-run": "only show the cost",
         },
     ),
     Command(
@@ -343,8 +343,8 @@ COMMANDS = [
         evidence.ShowEvidence,
         evidence.run,
         examples={
-            "runs/reproduce": "what every registered hypothesis has become",
-            "results/evidence --out page": "with a figure",
+            "runs/reproduce": "the verdict on each registered hypothesis",
+            "results/evidence --out page": "also as Markdown, with a figure",
         },
     ),
     Command(
@@ -353,7 +353,7 @@ COMMANDS = [
         report.run,
         examples={
             "runs/compare": "one comparison, into runs/compare/report.html",
-            "runs/compare --live": "in the browser while `dape compare` still works",
+            "runs/compare --live": "in the browser while `dape compare` is running",
             "results --out report.html": "all results of a folder in one page",
         },
     ),
@@ -364,8 +364,8 @@ COMMANDS = [
         examples={
             "--quick": "a first impression",
             "--encodings all --lengths 2048": "the whole catalogue in one table; ten minutes or more",
-            "--lengths 2048 4096 --impls fused appendix sdpa": "the operator between the paper's listing and no DAPE",
-            "--encoding dape-fire --json fire.json": "another encoding, results kept",
+            "--lengths 2048 4096 --impls fused appendix sdpa": "beside the paper's listing and attention without DAPE",
+            "--encoding dape-fire --json fire.json": "another encoding; keep the results",
             "--lengths 80 --batch 128 --no-causal": "many short sequences, attention in both directions",
         },
     ),
@@ -376,7 +376,7 @@ COMMANDS = [
         examples={
             "": "the tiny model at 64 and 128 tokens",
             "--preset 350m-slice --encodings kerple dape-kerple": "what DAPE costs in a larger model",
-            "--encodings plain-gpt rope --threads 1 --json rope.json": "this package against PyTorch's own attention",
+            "--encodings plain-gpt rope --threads 1 --json rope.json": "this package beside PyTorch's own attention",
         },
     ),
     Command(
@@ -386,7 +386,7 @@ COMMANDS = [
         examples={
             "--quick": "a first impression: a few layers of the 350M model",
             "--json time-cost.json": "the paper's table: six encodings, three sizes, an hour or more on two cores",
-            "--sizes 350m --layers 1 6 --rounds 9": "one size, more certain: deeper, and more rounds",
+            "--sizes 350m --layers 1 6 --rounds 9": "one size, more precise: more layers and more rounds",
             "--sizes 6.7b --minutes 20 --precision bf16 --encodings kerple dape-kerple": "as many rounds as fit",
         },
     ),
@@ -413,8 +413,8 @@ COMMANDS = [
         CompareBench,
         bench_compare,
         examples={
-            "main": "what the present commit changes, in turns",
-            "HEAD~3 HEAD --encodings dape-kerple --passes forward --turns 8": "one encoding, more certain",
+            "main": "this commit against main, timed in turns",
+            "HEAD~3 HEAD --encodings dape-kerple --passes forward --turns 8": "one encoding, more precise",
         },
     ),
     Command(
@@ -423,7 +423,7 @@ COMMANDS = [
         bench_data,
         examples={
             "": "text as bytes, and as BPE beside the library tokenizers",
-            "--bytes-mb 1000 --bpe-mb 32 --json data.json": "more text, results kept",
+            "--bytes-mb 1000 --bpe-mb 32 --json data.json": "more text; keep the results",
         },
     ),
     Command(
@@ -431,7 +431,7 @@ COMMANDS = [
         ProcessesBench,
         bench_processes,
         examples={
-            "": "training in 2 and in 4 processes beside one process with threads",
+            "": "training in 2 and 4 processes beside one process with threads",
             "--counts 2 --preset tiny --repeats 20": "a smaller model",
         },
     ),
@@ -440,7 +440,7 @@ COMMANDS = [
         KernelsBench,
         bench_kernels,
         examples={
-            "": "the paper's shape for A100, H100 and MI300",
+            "": "the paper's shape, compiled for A100, H100 and MI300",
             "--targets sm_90 --dtype bf16 --heads 16 --head-dim 128": "one GPU, another shape",
         },
     ),
@@ -450,7 +450,7 @@ COMMANDS = [
         bench_che,
         examples={
             "--quick": "three tasks at one length",
-            "--threads 2 --json che.json": "all tasks at the paper's shape, results kept",
+            "--threads 2 --json che.json": "all tasks at the paper's shape; keep the results",
             "--width 64 --methods randomized-alibi dape-fire": "the small model of `dape che --scale cpu`",
         },
     ),

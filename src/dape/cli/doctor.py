@@ -1,4 +1,4 @@
-"""``dape doctor``: what is here, what is missing, and whether it computes rightly."""
+"""``dape doctor``: what is installed, what is missing, and whether attention computes the right numbers."""
 
 import sys
 import textwrap
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 
 GPU_REPORT = Path("dape-doctor.txt")
 NO_GPU = (
-    "dape: no GPU that torch can use, so there is nothing to check here. `dape bench kernels` compiles the Triton "
-    "kernels without one."
+    "dape: no GPU that torch can use, so there is nothing to check. `dape bench kernels` compiles the Triton kernels "
+    "without a GPU."
 )
 
 
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Say what is here and what is missing, and test attention against its definition.
+    """Show what is installed and what is missing, and test attention against its definition.
 
-    Versions, devices, compiler and caches; every extra, what it is for and how to install it; which implementation of
-    attention `auto` takes for which encoding, and why; a self-test of a few seconds. The exit code is 1 if the test
-    fails.
+    Prints versions, devices, compiler and caches; what each extra is for and how to install it; which implementation of
+    attention `auto` takes for which encoding, and why. A self-test of a few seconds follows; if it fails, the exit code
+    is 1.
 
-    The Triton kernels for GPUs have never run on one here. They are compared with the definition on yours before
-    `auto` takes them, once for each class of calls. --gpu does this for many classes at once, compares whole calls of
-    attention, too, and writes a report: please send it with a bug report. Most of its time goes into compiling.
+    The developers had no GPU to run the Triton kernels on. Before `auto` uses the kernels on your GPU, they are
+    compared with the definition there, once for each class of calls. --gpu checks many classes at once, compares whole
+    calls of attention, and writes a report: please send it with a bug report. Most of the time goes into compiling.
 
     The environment variable DAPE_KERNELS decides about hand-written kernels: off (none, neither C++ nor Triton),
     verify (the default: Triton kernels are checked before use) or trust (used unchecked).
     """
 
     gpu: bool = False
-    """Check the Triton kernels on every kind of GPU of this machine. Without a GPU: exit code 1."""
+    """Check the Triton kernels on one GPU of each kind in this machine. Without a GPU the exit code is 1."""
     out: Path | None = None
-    """Also write the report: the text into this file, JSON into a file of this name with .json added (--gpu:
-    dape-doctor.txt unless said otherwise)."""
+    """Also write the report: text into this file, JSON into this file name with .json appended. With --gpu, by default
+    dape-doctor.txt."""
 
 
 def run(config: Doctor) -> int:
@@ -62,7 +62,7 @@ def run(config: Doctor) -> int:
         print(f"\nwrote {' and '.join(map(str, doctor.write_report(out, sections)))}", file=sys.stderr)
     if all(each.ok for each in sections):
         return 0
-    print("dape: something is wrong; lines with FAILED say what", file=sys.stderr)
+    print("dape: something is wrong; see the lines with FAILED", file=sys.stderr)
     return 1
 
 

@@ -12,31 +12,31 @@ from dape.cli.fields import KEY_VALUES
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """Pictures of encodings, without training: by distance, as a matrix, through randomised positions.
+    """Draw encodings without training: by distance, as a matrix, and at randomised positions.
 
-    One row per encoding, and all of them together above. Shown is what position alone does to the logits of attention:
-    B of an additive encoding, B + f(A, B) of DAPE, and for rotations how much less similar a token is to itself from
-    afar. Parameters are as initialised; `dape visualize RUN` draws what a trained model has made of them.
+    One row per encoding, below one picture with all of them. The values are what position alone adds to the logits of
+    attention: B of an additive encoding, B + f(A, B) of DAPE; for a rotation, how much the similarity of a token to
+    itself falls with distance. Parameters are as initialised; `dape visualize RUN` draws those of a trained model.
     """
 
     encodings: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ENCODING...")]
     """Names from `dape list`."""
     out: Path = Path("encodings.png")
-    """The picture: .png or .svg, without ending both."""
+    """File to write: .png or .svg; a name without ending writes both."""
     length: int | None = None
-    """Tokens; by default 4 training lengths, or the training length where an encoding ends there."""
+    """Tokens; by default 4 training lengths, or one if the encoding supports no more."""
     train_length: int = 64
-    """Training length, for the encodings that depend on it."""
+    """Training length, for encodings that depend on it."""
     heads: int = 8
     """Attention heads."""
     head_dim: int = 32
     """Width of a head."""
     draws: int = 4
-    """How often randomised positions are drawn."""
+    """Number of draws of randomised positions."""
     seed: int = 0
     """Seed of parameters, tokens and draws."""
     options: Annotated[dict[str, Any], KEY_VALUES] = field(default_factory=dict)
-    """Options of the encodings, such as hidden=16, or dape-kerple.hidden=16 for one of them."""
+    """Options of all encodings, such as hidden=16, or of one: dape-kerple.hidden=16."""
 
 
 def run(config: Draw) -> int:

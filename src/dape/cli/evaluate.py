@@ -1,6 +1,6 @@
-"""``dape eval``: perplexity of a checkpoint against length. Imports torch only when it runs."""
+"""``dape eval``: perplexity of a checkpoint by length. Imports torch only when it runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Perplexity of a trained model at any lengths, on held-out text.
+    """Measure the perplexity of a trained model at any lengths, on held-out text.
 
-    By default the training length and its doublings up to 32 times, and the last tokens of windows that end at the same
-    place for every length. Prints a table; --json appends one row per length to a file.
+    By default at the training length and its doublings up to 32 times, on the last tokens of windows that end at the
+    same place for every length. Prints a table; --json also appends one row per length to a file.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
@@ -32,15 +32,16 @@ class Evaluate:
     last_k: int | None = None
     """Scored tokens per window; by default 256, or the shortest length if that is less."""
     windows: int = 256
-    """Windows, the same number at every length."""
+    """Windows per length."""
     protocol: Protocol = "last_k"
-    """last_k: windows of every length end at the same tokens, the last k of which are scored. full: the same windows,
-    all tokens scored. nonoverlap: the text cut into windows, all tokens scored. per_position: as full, by position."""
+    """last_k: windows of every length end at the same tokens, and their last k tokens are scored. full: the same
+    windows, all tokens scored. nonoverlap: the text cut into windows, all tokens scored. per_position: as full, with
+    results by position."""
     mode: Mode = "packed"
     """packed: windows may run across documents, as in the paper. same_document: each lies within one document."""
     reach: int | None = None
-    """Tokens that fit before every place where a window ends, whatever the lengths; by default it follows from the
-    text: 32768, or about half of a shorter text. Only windows of one reach score the same tokens."""
+    """Windows of every length end only where at least this many tokens come before; by default 32768, or about half of
+    a shorter text. Results with the same reach score the same tokens."""
     data: str | None = None
     """Text to evaluate on (its held-out part), as for `dape train`; by default what the model was trained on."""
     json: Path | None = None
@@ -48,21 +49,20 @@ class Evaluate:
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     threads: int | None = None
-    """Threads of torch on the CPU; None leaves the choice to torch."""
+    """Torch threads on the CPU; by default torch decides."""
     processes: int = 1
-    """Start so many on this machine, which share the rows of every window: each needs less memory. Or let torchrun
-    start them. The numbers are those of one process."""
+    """Processes to start on this machine; torchrun can also start them. They share the rows of every window, so that
+    each needs less memory. The results are those of one process."""
 
 
 def run(config: Evaluate) -> int:
-    same = ("lengths", "last_k", "windows", "protocol", "mode", "reach", "data", "json", "device", "threads")
-    same += ("processes",)
+    given = {each.name: getattr(config, each.name) for each in fields(config) if each.name != "checkpoint"}
     rows: list[Row] = []
     try:
-        evaluate(config.checkpoint, **{name: getattr(config, name) for name in same}, found=rows.extend)
-    except ProcessesFailedError as failed:  # they have said why
+        evaluate(config.checkpoint, **given, found=rows.extend)
+    except ProcessesFailedError as failed:  # the processes have printed why
         return failed.code
-    finally:  # what was measured before an interruption too
+    finally:  # also after an interruption: print the lengths that were measured
         if rows and is_first():
             _print(rows, config)
     return 0
@@ -88,6 +88,6 @@ def _print(rows: "list[Row]", config: Evaluate) -> None:
     if config.protocol != "nonoverlap" and (first.windows or 0) < config.windows:
         print(f"the held-out text has room for {count(first.windows or 0, 'window')} only, not {config.windows}")
     if config.processes > 1:
-        print(f"{config.processes} processes, of which none held more than {rows[-1].extra['peak_memory_mb']} MB")
+        print(f"{config.processes} processes, at most {rows[-1].extra['peak_memory_mb']} MB of memory each")
     if config.json is not None:
         print(f"appended {count(len(rows), 'row')} to {config.json}")

@@ -1,4 +1,4 @@
-"""``dape evidence``: the registered tests of docs/evidence.md on whatever rungs have been run."""
+"""``dape evidence``: the hypotheses registered in docs/evidence.md, judged on the runs that exist."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,10 @@ from dape.files import check_writable_folder, write_text
 
 @dataclass(frozen=True, kw_only=True)
 class ShowEvidence:
-    """Does content matter? The registered tests on all rungs of a ladder that have been run.
+    """Does content matter? Judge the hypotheses of docs/evidence.md by results of several sizes.
 
-    Reads results.jsonl of folders made by `dape reproduce bias-ablation --scale night` (with --tokens, --size and
-    --data for the rungs), and says what each hypothesis of docs/evidence.md has become: yes, no, undecided, or
+    Reads results.jsonl from folders that `dape reproduce bias-ablation --scale night` has written, each with another
+    --tokens, --size or --data. Prints a verdict on each hypothesis of docs/evidence.md: yes, no, undecided or
     incomplete.
     """
 

@@ -1,4 +1,4 @@
-"""``dape export`` and ``dape import``: checkpoints and models of transformers. Imports torch only when they run."""
+"""``dape export`` and ``dape import``: checkpoints to models of transformers and back. Imports torch when they run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,30 +14,31 @@ from dape.cli.offline import use_offline
 class Export:
     """Write a trained model as a folder that Hugging Face transformers loads.
 
-    With its tokenizer and a README.md that tells what was trained and measured. The logits of both models are
-    compared on the way. Needs the extra hf; nothing is uploaded.
+    The folder also gets the tokenizer and a README.md about training and results. The command compares the logits of
+    both models. Needs the extra hf; nothing is uploaded.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
     """A run's folder (its newest checkpoint), or one checkpoint."""
     out: Path
-    """Folder to write; must not exist, or be empty."""
+    """Folder to write; it must be empty or not exist."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """Turn a folder of Hugging Face transformers back into a run of ours.
+    """Turn a folder of Hugging Face transformers back into a run of dape.
 
-    For `dape eval` and `dape generate`. The model must be of type dape: one of `dape export`, also after training in
-    transformers. The logits of both models are compared on the way. Needs the extra hf; nothing is downloaded.
+    `dape eval` and `dape generate` can then read it. The model must be of type dape: written by `dape export`, and
+    possibly trained further in transformers. The command compares the logits of both models. Needs the extra hf;
+    nothing is downloaded.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Folder with config.json and model.safetensors."""
     out: Path
-    """Run to write; must not exist, or be empty."""
+    """Folder of the run to write; it must be empty or not exist."""
     tokenizer: str | None = None
-    """bytes or a tokenizer.json, where MODEL has no tokenizer of its own."""
+    """bytes or a tokenizer.json, if MODEL has no tokenizer."""
 
 
 def run_export(config: Export) -> int:

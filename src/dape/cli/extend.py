@@ -1,4 +1,4 @@
-"""``dape extend``: longer reach for a model that exists, by training an adapter alone."""
+"""``dape extend``: train an adapter that lets an existing model read longer contexts."""
 
 import sys
 from dataclasses import dataclass, field
@@ -15,23 +15,25 @@ from dape.cli.show import show
 
 @dataclass(frozen=True, kw_only=True)
 class Extend(ExtendOptions):
-    """Give a model longer reach: train a small adapter, leave every weight of the model as it is.
+    """Extend a model to longer contexts: train a small adapter, keep every weight of the model.
 
     MODEL is a folder of the transformers library (Llama, Mistral, Qwen, Gemma, Phi-3, OLMo 2, SmolLM3, StarCoder2,
-    Falcon, GPT-NeoX, GPT-2, OPT; Bloom and MPT with --method dape-alibi) with its tokenizer.json. Its rotation is
-    slowed down for greater lengths (YaRN; --rope keep leaves the model exactly as it is), and DAPE goes into each
-    attention layer, at first without any effect; then its few thousand numbers are trained on the text of --data
-    (without it, on the sources of Python's standard library), at a length a little beyond what the model knows.
-    Perplexity is measured on the same tokens at every length: of the model itself, under YaRN before any training, and
-    with the trained adapter. OUT/adapter (kilobytes) is put back by dape.hf.load_adapter(model, folder). GPT-2 and OPT
-    read no further than their table of positions, with an adapter or without.
+    Falcon, GPT-NeoX, GPT-2, OPT; Bloom and MPT with --method dape-alibi) with its tokenizer.json. GPT-2 and OPT read
+    no further than their table of positions, with an adapter or without.
+
+    YaRN rescales the model's rotation for greater lengths (--rope keep leaves it as it is), and DAPE is added to each
+    attention layer, at first without any effect. Then the few thousand parameters of DAPE are trained on the text of
+    --data, at a length a little greater than the model was trained for. Perplexity is measured on the same tokens at
+    every length: of the model itself, with YaRN before training, and with the trained adapter.
+
+    OUT/adapter (kilobytes) is the adapter; dape.hf.load_adapter(model, folder) puts it into the model.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Folder of the model, as save_pretrained writes it."""
     options: Annotated[dict[str, Any], KEY_VALUES] = field(default_factory=dict)
-    """Options of the encoding, such as hidden=16; or variant=bias_map for f(B) without content, best with --rope
-    keep."""
+    """Options of the encoding, such as hidden=16, or variant=bias_map for f(B) without content (best with --rope
+    keep)."""
 
 
 def run(config: Extend) -> int:

@@ -1,4 +1,4 @@
-"""``dape generate``: text from a checkpoint. Imports torch only when it runs."""
+"""``dape generate``: generate text from a checkpoint. Imports torch only when it runs."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -14,20 +14,20 @@ from dape.actions.generate import GenerateOptions, check, continuation
 class Generate(GenerateOptions):
     """Continue a text with a trained model, also beyond its training length.
 
-    Decoding keeps keys and values, so a token costs one row of attention. The same seed gives the same text.
+    Keys and values are cached, so each token costs one row of attention. The same seed gives the same text.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
     """A run's folder (its newest checkpoint), or one checkpoint."""
     prompt: str = "def "
-    """Text to continue; - reads standard input."""
+    """Text to continue; - reads it from standard input."""
     cache: bool = True
-    """Keep keys and values. `--no-cache` computes everything anew for each token: slow, and the same text, except with
-    pi and yarn when their scale is not fixed (it then grows with the text)."""
+    """Cache keys and values. `--no-cache` computes them again for each token: slower, with the same text, except for
+    pi and yarn if their scale is not fixed (it then grows with the text)."""
 
 
 def run(config: Generate) -> int:
-    check(config)  # before standard input is waited for
+    check(config)  # before waiting for standard input
     if config.prompt == "-":
         config = replace(config, prompt=sys.stdin.read())
     pieces = continuation(config)

@@ -1,4 +1,4 @@
-"""``dape harness``: a model measured by lm-evaluation-harness. Imports torch and lm-eval only when it runs."""
+"""``dape harness``: measure a model with lm-evaluation-harness. Imports torch and lm-eval only when it runs."""
 
 import os
 import sys
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Harness(HarnessOptions):
-    """Measure a model with lm-evaluation-harness: questions, text, or its own tasks.
+    """Measure a model with lm-evaluation-harness: on questions, on text, or on its own tasks.
 
-    MODEL is a folder of the transformers library with its tokenizer: one of `dape export`, or any other, into which
-    --adapter puts a DAPE adapter. The window is always the one of --lengths: on its own lm-eval cuts texts at
-    max_position_embeddings, without a word. Needs the extra harness; nothing is downloaded.
+    MODEL is a folder of the transformers library with its tokenizer: written by `dape export`, or any other model, with
+    or without a DAPE adapter (--adapter). --lengths sets the window; without dape, lm-eval silently cuts texts at
+    max_position_embeddings. Needs the extra harness; nothing is downloaded.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -37,13 +37,15 @@ def run(config: Harness) -> int:
         os.environ.setdefault("TQDM_DISABLE", "1")
     rows = harness(config)
     _print(rows)
-    _tell_windows(config, rows)
+    _print_missing_windows(config, rows)
     if config.out is not None:
-        print(f"appended {count(len(rows), 'row')} to {config.out / ROWS}; lm-eval's own are in {config.out / RESULTS}")
+        print(
+            f"appended {count(len(rows), 'row')} to {config.out / ROWS}; lm-eval's files are in {config.out / RESULTS}"
+        )
     return 0
 
 
-def _tell_windows(config: Harness, rows: "list[Row]") -> None:
+def _print_missing_windows(config: Harness, rows: "list[Row]") -> None:
     for name, found in {row.extra["task"]: row.windows for row in rows if row.windows is not None}.items():
         if found < min(config.windows, config.limit or config.windows):
             print(f"{name}: the held-out text has room for {count(found, 'window')} only, not {config.windows}")
@@ -72,4 +74,4 @@ def _print(rows: "list[Row]") -> None:
     console.print(*fitted(table, console.width, keys=2), sep="\n")
     for (task, length), cut in {(r.extra["task"], r.length): r.extra.get("cut", 0) for r in rows}.items():
         if cut:
-            print(f"{task}: {count(cut, 'text')} longer than {length} tokens: the beginning was lost", file=sys.stderr)
+            print(f"{task}: {count(cut, 'text')} longer than {length} tokens: the beginning was cut", file=sys.stderr)

@@ -45,11 +45,11 @@ OWN_GROUPS: Mapping[str, Mapping[str, set[str]]] = {
 CHAPTERS = {
     "Begin": ("compare", "list", "draw", "doctor"),
     "Train and measure": ("prepare", "train", "eval", "generate", "probe", "che"),
-    "Look at it": ("report", "runs", "visualize", "mechanism"),
+    "Look at results": ("report", "runs", "visualize", "mechanism"),
     "Models of Hugging Face": ("export", "import", "extend", "harness"),
     "The paper, and studies": ("reproduce", "evidence", "study adapters"),
     "Your own implementation": ("verify", "vectors"),
-    "Speed, files": ("bench", "checkpoint merge"),
+    "Speed and files": ("bench", "checkpoint merge"),
 }
 GLOBAL = {
     "-h, --help": "help on dape or a command: `dape help COMMAND` is the same",

@@ -20,28 +20,29 @@ A  scaled scores q k / sqrt(d)      i, j, p  position of query, key, token
 B  bias of the base encoding        h, d     number of heads, width of a head
 f  DAPE's network over the heads    w, s     frequencies, scale of positions
 
-Hook: where position enters. embed: token embeddings; rotate: queries and keys;
-bias: a matrix added to A; logits: any other change of A. Learns: per layer.
-Mask: causal, or both causal and bidirectional. Extrapolates: as published.
+Hook: what the encoding changes. embed: token embeddings; rotate: queries and
+keys; bias: adds a matrix to A; logits: changes A in any other way.
+Learns: parameters per layer. Mask: causal, or both causal and bidirectional.
+Extrapolates: as published.
 
 dape-v2-X      dape-X with a 1x3 convolution along the keys; --all lists them
-logn-X         any X whose scores grow with the logarithm of the length
-sink-X         any X beside a column with a learned logit and no value
-randomized-X   any X read at randomised positions, such as randomized-rope"""
+logn-X         X with scores that grow with the logarithm of the length
+sink-X         X with one more key, which has a learned logit and no value
+randomized-X   X at randomised positions, such as randomized-rope"""
 
 
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True)
 class ListEncodings:
-    """Show every positional encoding: equation, hook, parameters, masks, extrapolation.
+    """List the positional encodings: equation, hook, parameters, masks, extrapolation.
 
-    Every name can be given to dape.build() and to the commands that take an encoding.
+    dape.build() and all commands that take an encoding accept these names.
     """
 
     filter: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[FILTER]")] = ""
-    """Only names that contain this text, or encodings with this hook (embed, rotate, bias, logits)."""
+    """List only names that contain this text, or encodings with this hook (embed, rotate, bias, logits)."""
     all: bool = False
-    """Also list dape-v2-X. Not needed with FILTER, which looks at all names."""
+    """Also list dape-v2-X. Not needed with FILTER, which searches all names."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -92,15 +93,15 @@ def as_table(entries: Sequence[Entry]) -> Table:
     for header in ("Name", "Equation", "Hook", "Learns", "Mask", "Extrapolates"):
         table.add_column(header, no_wrap=True)
     for e in entries:
-        # Text, not str: rich would take "[u k + ...]" for markup.
+        # As Text: in a str, rich would read "[u k + ...]" as markup.
         table.add_row(Text(e.name, "cyan"), *map(Text, (e.equation, *_properties(e))))
     return table
 
 
 def as_narrow_table(entries: Sequence[Entry]) -> Table:
-    """Two lines per encoding, where six columns would leave each too little room."""
+    """Two lines per encoding, for terminals too narrow for six columns."""
     table = _empty_table()
-    # A name is there to be copied: it is never broken or shortened.
+    # Users copy names: never break or shorten them.
     table.add_column("Name\n ", no_wrap=True, min_width=max(len(e.name) for e in entries))
     table.add_column("Equation\nHook; learns; mask; extrapolates", overflow="fold")
     for e in entries:

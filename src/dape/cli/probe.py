@@ -1,4 +1,4 @@
-"""``dape probe``: can a model fetch what it has read, beyond its training length? Imports torch only when it runs."""
+"""``dape probe``: can a model recall what it has read, beyond its training length? Imports torch only when it runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -13,6 +13,7 @@ from dape.actions.abilities import abilities
 from dape.actions.questions import TASKS, QuestionOptions, ask, draw
 from dape.actions.recall import METHODS, recall
 from dape.cli.console import open_console
+from dape.cli.fields import flag_of
 from dape.cli.show import show
 from dape.errors import UsageError
 from dape.experiments.executors import Where
@@ -26,69 +27,72 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Can a model fetch what it has read, at lengths beyond training?
+    """Can a model recall what it has read, at lengths beyond training?
 
-    With CHECKPOINT, a trained language model is asked about held-out text into which something was written: a pass key,
-    or one of several pairs of words. With --train, small models learn to recall pairs of made-up tokens from scratch,
-    one for each of --methods, and are then tested on longer contexts; what is finished in --out is not done again.
+    With CHECKPOINT, a trained language model reads held-out text with a pass key or pairs of words inserted, and is
+    asked for the pass key or for one of the words. With --train, a small model for each of --methods learns from
+    scratch to recall pairs of made-up tokens, and is then tested on longer contexts; runs finished in --out are kept.
 
-    --tests trains them on other generated tests instead, each of one ability: last-value, two-token-keys, power-gaps,
-    needle, many-needles, variables, common-word, frequent-words, block-search, counting, copying, addition; or a set:
-    core (four that differ most in what they need), ruler, all. docs/probe.md says what each isolates.
+    --train --tests NAME... trains them on other generated tests instead, of one ability each: last-value,
+    two-token-keys, power-gaps, needle, many-needles, variables, common-word, frequent-words, block-search, counting,
+    copying, addition; or on a set: core (the four that differ most in what they need), ruler, all. docs/probe.md
+    describes the tests.
     """
 
     checkpoint: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[CHECKPOINT]")] = None
     """A run's folder (its newest checkpoint), or one checkpoint."""
     train: bool = False
-    """Train small models on associative recall instead, and test those."""
+    """Train small models on associative recall, and test those."""
     tests: tuple[str, ...] = ()
-    """With --train: generated tests or sets of them, a model for each (into runs/tests unless --out says otherwise)."""
+    """With --train: generated tests or sets of them, one model for each test; --out is then by default runs/tests."""
     lengths: tuple[int, ...] = ()
     """Tokens of context; by default the training length and its doublings up to 32 times."""
     depths: tuple[float, ...] = DEPTHS
-    """Where the answer stands: 0 is the beginning of the text, 1 its end."""
+    """Position of the answer in the text: 0 is the beginning, 1 the end."""
     samples: int | None = None
-    """Texts per length and depth, the same for every model; by default 64, and 32 with --train."""
+    """Texts per length and depth, the same for every model; by default 64, or 32 with --train."""
     pairs: int | None = None
-    """Pairs in a text, by default 4. With --train the most in training and those in the test by depth, by default 8."""
+    """Pairs in a text; by default 4. With --train: most pairs in training, and pairs in the test by depth; by default
+    8."""
     tasks: tuple[Task, ...] = TASKS
-    """What to ask (with CHECKPOINT)."""
+    """With CHECKPOINT: what to ask for."""
     data: str | None = None
-    """Text around (with CHECKPOINT), its held-out part is used; by default what the model was trained on."""
+    """With CHECKPOINT: text to insert the answer into (its held-out part); by default what the model was trained on."""
     seed: int = 0
-    """Seed of keys, words and places (with CHECKPOINT)."""
+    """With CHECKPOINT: seed of keys, words and positions."""
     json: Path | None = None
-    """Append the rows to this file (with CHECKPOINT), one JSON object per line."""
+    """With CHECKPOINT: append the rows to this file, one JSON object per line."""
     figure: Path | None = None
-    """Draw accuracy by length and depth (with CHECKPOINT) into PATH.png and PATH.svg; of two tasks, PATH-TASK."""
+    """With CHECKPOINT: draw accuracy by length and depth into PATH.png and PATH.svg; for two tasks, into
+    PATH-TASK.png and PATH-TASK.svg."""
     methods: tuple[str, ...] = METHODS
     """Positional encodings to train, names from `dape list`."""
     out: Path = Path("runs/probe")
-    """Folder for what is trained: results.jsonl, table.md, depth.png/.svg, pairs.png/.svg, and the runs."""
+    """Folder for the runs, results.jsonl, table.md, depth.png/.svg and pairs.png/.svg."""
     seeds: int = 1
     """Runs per encoding, with seeds 0, 1, ..."""
     jobs: int | None = None
-    """Runs side by side; by default one per core, one on a GPU."""
+    """Runs at the same time; by default one per core, or one on a GPU."""
     test_pairs: tuple[int, ...] = RecallConfig.test_pairs
-    """Numbers of pairs to test with (with --train)."""
+    """With --train: numbers of pairs to test with."""
     train_length: int = RecallConfig.train_length
     """Longest training sequence."""
     steps: int = RecallConfig.steps
     """Optimizer steps."""
     batch: int = RecallConfig.batch
-    """Sequences of the longest per step; shorter ones are proportionally more."""
+    """Sequences per step at the training length; proportionally more of shorter ones."""
     lr: float = RecallConfig.lr
-    """Highest learning rate."""
+    """Peak learning rate."""
     layers: int = RecallConfig.layers
     """Transformer blocks."""
     width: int = RecallConfig.width
-    """Numbers per token in the residual stream."""
+    """Width of the residual stream."""
     heads: int = RecallConfig.heads
     """Attention heads."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     threads: int | None = None
-    """Threads of torch on the CPU, with --train for each run; None leaves the choice to torch, and to --jobs."""
+    """Torch threads on the CPU (with --train, of each run); by default torch decides, or with --train --jobs."""
     where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
 
 
@@ -101,10 +105,10 @@ FOR_RECALL = ("depths", "pairs", "test_pairs")
 def run(config: Probe) -> int:
     if not config.train:
         if config.checkpoint is None:
-            raise UsageError("name a run or checkpoint to ask, or use --train to train small models")
+            raise UsageError("CHECKPOINT is missing: name a run or checkpoint, or use --train to train small models")
         _refuse(config, FOR_TRAINING, "is for --train")
         if config.where != Where():
-            raise UsageError("--executor and what belongs to it are for --train")
+            raise UsageError("--executor and its flags are for --train")
         return _ask(config, config.checkpoint)
     if config.checkpoint is not None:
         raise UsageError(f"--train makes its own models; leave out {config.checkpoint}, or leave out --train")
@@ -120,7 +124,7 @@ def _ask(config: Probe, checkpoint: Path) -> int:
     rows: list[Row] = []
     try:
         ask(checkpoint, options, found=rows.extend)
-    finally:  # what was measured before an interruption too
+    finally:  # also after an interruption: show what was measured
         _show(rows, options)
     return 0
 
@@ -160,14 +164,14 @@ def _train_on_tests(config: Probe) -> int:
         **given(samples=config.samples),
     )
     where = {name: getattr(config, name) for name in ("methods", "seeds", "out", "jobs", "threads", "device")}
-    # Their own defaults, where recall's were not changed.
+    # The defaults of Probe are those of recall; the tests have others.
     where |= {"methods": TESTED} if config.methods == Probe.methods else {}
     where |= {"out": TESTS_OUT} if config.out == Probe.out else {}
     return show(abilities(settings, executor=config.where.build(config.jobs), **where))
 
 
 def _refuse(config: Probe, names: Sequence[str], why: str) -> None:
-    """Rather than leave a flag without effect."""
+    """Refuse flags that would have no effect."""
     for name in names:
         if getattr(config, name) != getattr(Probe, name):
-            raise UsageError(f"--{name.replace('_', '-')} {why}")
+            raise UsageError(f"{flag_of(name)} {why}")

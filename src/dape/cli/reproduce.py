@@ -1,4 +1,4 @@
-"""``dape reproduce``: an experiment of the paper, its numbers beside ours, and what became of its claims."""
+"""``dape reproduce``: repeat an experiment of the paper and judge its claims."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -19,15 +19,15 @@ LIST = "list"
 class Reproduce(ReproduceOptions):
     """Repeat an experiment of the paper, at its scale or a smaller one, and judge its claims.
 
-    Trains whatever the experiment compares, under the same conditions, evaluates it, and puts the paper's numbers
-    beside ours. Writes results.jsonl, tables.md, figures, claims.md and claims.json into --out. What is finished is not
-    done again: stop at any time and give the same command.
+    Trains all models of the experiment under the same conditions, evaluates them, and puts the results beside the
+    paper's numbers. Writes results.jsonl, tables.md, figures, claims.md and claims.json into --out. Finished runs are
+    kept: stop at any time and give the same command to continue.
     """
 
     id: Annotated[str, tyro.conf.Positional] = LIST
-    """An experiment; `list` shows them all."""
+    """An experiment of the paper; `list` shows all of them."""
     dry_run: bool = False
-    """Say what would be run and what it would cost, and do nothing."""
+    """Only print what would be run and what it would cost."""
     where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
 
 
@@ -53,14 +53,12 @@ def list_experiments() -> int:
 
 
 def dry_run(config: Reproduce) -> int:
-    """Runs, operations, hours and memory; nothing is created."""
+    """Print runs, operations, hours and memory; create nothing."""
     from dape.experiments.reproduce.cost import cost_of
 
     experiment, scale = chosen(config)
     check(config, folder_of(config, experiment, scale))
     cost = cost_of(experiment, scale, seeds=config.seeds or experiment.seeds)
     print(f"{experiment.id}: {experiment.title} ({experiment.where} of the paper), scale {scale.name}")
-    for words in cost.lines():
-        print(words)
-    print("nothing was run")
+    print("\n".join([*cost.lines(), "nothing was run"]))
     return 0

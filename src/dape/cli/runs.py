@@ -1,4 +1,4 @@
-"""``dape runs``: what lies in folders of runs, and what of it can go. No torch here."""
+"""``dape runs``: list, show, compare and clean runs. No torch here."""
 
 import json
 import sys
@@ -25,20 +25,20 @@ Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[DIR]")]
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True, kw_only=True)
 class ListRuns:
-    """List runs: encoding, seed, how far they are, loss and size.
+    """List runs: encoding, seed, step, loss, state and size.
 
-    `dape runs` alone is the same. Runs of a comparison or of another grid are listed with the others.
+    `dape runs` is the same. The list includes the runs of comparisons and other experiments.
     """
 
     dir: Folder = Path("runs")
-    """A folder with runs, also some levels below."""
+    """A folder with runs in it or some levels below."""
     json: bool = False
     """Print JSON instead of a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShowRun:
-    """Show a run: its settings, its curves, and what takes up room."""
+    """Show a run: settings, curves of loss and perplexity, and file sizes."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
@@ -46,9 +46,9 @@ class ShowRun:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRuns:
-    """Compare runs that exist: settings in which they differ, losses, and perplexity by length.
+    """Compare existing runs: settings that differ, losses, and perplexity by length.
 
-    `dape compare` trains runs to compare; this looks at those that are there.
+    To train runs and compare them, use `dape compare`.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
@@ -58,21 +58,21 @@ class CompareRuns:
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True, kw_only=True)
 class CleanRuns:
-    """Remove what runs no longer need, after asking.
+    """Remove checkpoints that runs no longer need, after asking.
 
-    Goes: checkpoints before the newest of each run, and what interrupted saves have left. Every run can still be
-    evaluated and continued. With --weights also the last checkpoints of runs of a grid that are finished: their
-    results stay, their models do not.
+    Removes all checkpoints of a run but the newest, and files that interrupted saves have left behind. Every run can
+    still be evaluated and continued. --weights also removes the newest checkpoint of finished runs of `dape compare`
+    and other experiments: their results stay, their models are lost.
     """
 
     dir: Folder = Path("runs")
     """A folder with runs, or one run."""
     weights: bool = False
-    """Also remove models whose results are there. They cannot be evaluated any more."""
+    """Also remove the models of finished runs whose results are saved. These models cannot be evaluated any more."""
     yes: bool = False
-    """Do not ask."""
+    """Remove without asking."""
     dry_run: bool = False
-    """Say what would go, and remove nothing."""
+    """Only print what would be removed."""
 
 
 def list_runs(config: ListRuns) -> int:
@@ -108,9 +108,8 @@ def _cells(run: FoundRun) -> list[str]:
 def _table(*headers: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in headers:
-        table.add_column(
-            header, justify="right" if header in ("seed", "step", "loss", "size") else "left", no_wrap=True
-        )
+        numeric = header in ("seed", "step", "loss", "size")
+        table.add_column(header, justify="right" if numeric else "left", no_wrap=True)
     return table
 
 
@@ -145,8 +144,8 @@ def _print_curve(title: str, points: Sequence[tuple[float, float]], width: int, 
 
 def compare_runs(config: CompareRuns) -> int:
     if len(config.runs) < 2:
-        given = ", ".join(map(str, config.runs)) or "what was given"
-        raise UsageError(f"{given}: to compare, give two runs or more; `dape runs show RUN` shows one")
+        given = ", ".join(map(str, config.runs)) or "RUN is missing"
+        raise UsageError(f"{given}: give two runs or more to compare; `dape runs show RUN` shows a single one")
     runs = [open_run(path) for path in config.runs]
     console = open_console()
     names = [chr(ord("A") + n) if len(runs) <= 26 else str(n + 1) for n in range(len(runs))]
@@ -168,9 +167,7 @@ def compare_runs(config: CompareRuns) -> int:
 def clean_runs(config: CleanRuns) -> int:
     doomed = superfluous(config.dir, weights=config.weights)
     if not doomed:
-        print(
-            f"{config.dir}: nothing that is not needed" + ("" if config.weights else "; --weights removes models, too")
-        )
+        print(f"{config.dir}: nothing to remove" + ("" if config.weights else "; --weights also removes models"))
         return 0
     for each in doomed:
         print(f"  {each.path}  {in_words(each.size)}, {each.why}")
@@ -180,9 +177,9 @@ def clean_runs(config: CleanRuns) -> int:
         return 0
     if not config.yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"{whole}: nobody can be asked here; add --yes to remove them, or --dry-run to look")
+            raise UsageError(f"{whole}: no terminal to ask on; add --yes to remove them, or --dry-run to look")
         if input(f"remove {whole}? [y/N] ").strip().lower() not in ("y", "yes"):
             print("nothing was removed")
             return 1
-    print(f"removed {count(len(doomed), 'folder')}, {in_words(remove(doomed))} are free")
+    print(f"removed {count(len(doomed), 'folder')}, freed {in_words(remove(doomed))}")
     return 0

@@ -1,4 +1,4 @@
-"""``dape study adapters``: what gives a model longer reach, measured under the same conditions."""
+"""``dape study adapters``: compare methods that let a rotary model read longer contexts."""
 
 from dataclasses import dataclass, field
 
@@ -12,12 +12,12 @@ from dape.experiments.executors import Where
 
 @dataclass(frozen=True, kw_only=True)
 class StudyAdapters(StudyOptions):
-    """Longer reach for a rotary model: adapters, interpolation and fine-tuning side by side.
+    """Compare adapters, interpolation and fine-tuning for rotary models on longer contexts.
 
-    Trains small Llama models at a short length, then treats each in many ways with the same steps on the same text,
-    and measures perplexity far beyond the training length; or, with --task recall, how many values are still found by
-    their keys. Treatments: {treatments}. Writes results.jsonl, table.md and figures into --out. What is finished is not
-    done again: stop at any time and give the same command.
+    Trains small Llama models at a short length, applies each treatment to them with the same steps on the same text,
+    and measures perplexity far beyond the training length; or, with --task recall, how many values they find by their
+    keys. Treatments: {treatments}. Writes results.jsonl, table.md and figures into --out. Finished runs are kept: stop
+    at any time and give the same command to continue.
     """
 
     config: tyro.conf.OmitArgPrefixes[StudyConfig] = field(default_factory=StudyConfig)

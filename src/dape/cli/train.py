@@ -1,4 +1,4 @@
-"""``dape train``: one language model, resumable at any moment. Imports torch only when it runs."""
+"""``dape train``: train one language model, resumable at any moment. Imports torch only when it runs."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,13 +18,13 @@ from dape.training.launch import Mode, ProcessesFailedError, is_first
 class Train:
     """Train a language model with any positional encoding.
 
-    Settings come from --preset (tiny, small, 125m, 350m, 2.7b, 6.7b), then from --config, then from the flags given
-    here. The run's folder holds them all in config.yaml. A run that was stopped in whatever way, even killed, goes on
-    with --resume and ends with the weights it would have had.
+    Settings come from --preset (tiny, small, 125m, 350m, 2.7b, 6.7b); those of --config replace them, and flags replace
+    both. config.yaml in the run's folder holds the result. --resume continues a run that was stopped, even killed; it
+    ends with the same weights as without the stop.
     """
 
     preset: str = "tiny"
-    """Settings to begin with: tiny, small, 125m, 350m, 2.7b or 6.7b."""
+    """Basic settings: tiny, small, 125m, 350m, 2.7b or 6.7b."""
     config: Path | None = None
     """A YAML file with the sections model and train; its settings replace those of the preset."""
     data: str = "stdlib"
@@ -33,31 +33,32 @@ class Train:
     out: Path | None = None
     """Folder of the run; by default runs/ENCODING-LENGTH-seedN."""
     resume: bool = False
-    """Continue the run in --out from its last checkpoint, with the settings it was begun with."""
+    """Continue the run in --out from its last checkpoint, with the settings it was started with."""
     device: str = "auto"
     """Where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one. With --dry-run also a800, a100,
-    a100-40g, h100 or h200, which need not be here."""
+    a100-40g, h100 or h200, which this machine need not have."""
     threads: int | None = None
-    """Threads of torch on the CPU; None leaves the choice to torch, or to the run that is resumed."""
+    """Torch threads on the CPU; by default torch decides, or the run that is resumed."""
     dry_run: bool = False
-    """Say how large the model is, what it needs and how long its text is, and do nothing."""
+    """Only print the size of the model, its memory, its operations and the number of tokens."""
     tensorboard: bool = False
     """Also write metrics for TensorBoard into the run's folder."""
     wandb: str | None = None
     """Also send metrics to this Weights & Biases project."""
     parallel: Mode | None = None
-    """How several processes share the run: ddp (each has the whole model; the default) or fsdp (each has a share of it,
-    checkpoints too). The losses are those of one process."""
+    """How several processes share the run: ddp (each has the whole model; the default) or fsdp (each has a share of
+    the model and of its checkpoints). The losses are those of one process."""
     processes: int = 1
-    """Start so many on this machine; or let torchrun start them: torchrun --nproc-per-node 2 -m dape train ..."""
+    """Processes to start on this machine. torchrun can also start them: torchrun --nproc-per-node 2 -m dape train
+    ..."""
     restarts: int = 3
-    """How often the processes are started again, from the last checkpoint, when one was killed."""
+    """How often to restart the processes from the last checkpoint after one was killed."""
     model: tyro.conf.OmitArgPrefixes[DecoderConfig] = field(default_factory=DecoderConfig)
     train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
 
 
 def expand(argv: list[str]) -> list[str]:
-    """Flags of the preset and of files in front of those typed; a resumed run starts from its own settings."""
+    """The typed flags after those of the preset and the file, or after those of the run to resume."""
     from dape.cli.settings import as_flags, refuse_with_resume, value_of, with_settings
     from dape.config.load import read_yaml
     from dape.training.run import CONFIG
@@ -103,7 +104,7 @@ def run(config: Train) -> int:
 
 
 def _dry_run(config: Train) -> int:
-    """What does not fit here is refused; what does not fit on devices that are only named is told."""
+    """Print what the run needs. On this machine, refuse what does not fit; for other devices, say so."""
     from dape.actions.plan import DEVICES, plan_lines
     from dape.cli.fields import with_flags
     from dape.data.store import is_prepared, read_manifest

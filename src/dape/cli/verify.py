@@ -1,4 +1,4 @@
-"""``dape verify`` and ``dape vectors``: conformance vectors, and anybody's implementation against them."""
+"""``dape verify`` compares implementations with the conformance vectors; ``dape vectors`` lists or writes the files."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,38 +16,39 @@ from dape.cli.fields import KEY_VALUES
 class Verify:
     """Compare an implementation of a positional encoding with the conformance vectors.
 
-    TARGET is package.module:Name or file.py:Name, and its code is run: a class with hooks such as dape's own, or
-    whose instances are called with (q_pos, k_pos), (q, k), scores or (q, k, v); a function of these; a function that
-    makes one of num_heads, head_dim, train_length. Logits and gradients are compared with the numbers of the
-    reference in float64. What is off is shown by head, lag and length, and which known mistake it looks like.
+    TARGET is package.module:Name or file.py:Name; its code is executed. Name is a class with the hooks of dape; a class
+    whose instances take (q_pos, k_pos), (q, k), scores or (q, k, v); a function of these; or a function that makes
+    such an object from num_heads, head_dim, train_length. Its logits and gradients are compared with those of the
+    reference in float64. Differences are shown by head, lag and length, with the known mistake they look like.
 
-    The exit code is 0 if it is right, 1 if it is off or raises, 2 if the arguments do not fit (docs/verify.md).
+    The exit code is 0 if all agree, 1 if some differ or the code raises, 2 for invalid arguments (docs/verify.md).
     """
 
     target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     """package.module:Name or path/to/file.py:Name."""
     encoding: Annotated[str, tyro.conf.arg(name="as", metavar="ENCODING")]
-    """What it is to be: a name of `dape list`."""
+    """The encoding that TARGET implements: a name from `dape list`."""
     kind: Kind = "auto"
-    """What it takes: hooks, bias (q_pos, k_pos), logits (q, k), scores (A), attention (q, k, v), embed (x, positions);
-    auto reads its methods and the names of its arguments."""
+    """What TARGET takes: hooks, bias (q_pos, k_pos), logits (q, k), scores (A), attention (q, k, v), embed (x,
+    positions); auto decides by its methods and the names of its arguments."""
     init: Annotated[dict[str, Any], KEY_VALUES] = field(default_factory=dict)
-    """Arguments of its constructor that cannot be told from their names: values, or one of num_heads, head_dim,
+    """Constructor arguments whose meaning does not follow from their names: values, or one of num_heads, head_dim,
     train_length, model_dim, length, stretch."""
     names: Annotated[dict[str, Any], KEY_VALUES] = field(default_factory=dict)
-    """Names of its parameters, THEIRS=OURS; OURS.T transposes, - leaves a parameter as it is."""
+    """Names of parameters, THEIRS=OURS; OURS.T transposes, - leaves a parameter as it is."""
     options: Annotated[dict[str, Any], KEY_VALUES] = field(default_factory=dict)
-    """Options of the encoding, such as interleaved=true; the reference then computes the right numbers now."""
+    """Options of the encoding, such as interleaved=true; the reference then computes the expected numbers on the
+    spot."""
     cases: tuple[str, ...] = ()
-    """Only these cases, such as short long."""
+    """Compare only these cases, such as short long."""
     precision: Precision = "float64"
-    """Of its parameters and inputs."""
+    """Precision of parameters and inputs."""
     arrays: Arrays = "torch"
-    """What a function is given. With numpy (for JAX, too) gradients are not compared."""
+    """Arrays that functions are given. With numpy (also for JAX) gradients are not compared."""
     tolerance: float = TOLERANCE
-    """In parts of the largest entry; gradients may be off ten times as much."""
+    """Allowed error relative to the largest entry; ten times as much for gradients."""
     vectors: Path | None = None
-    """A folder of vectors instead of those of this package."""
+    """A folder of vectors to use instead of those in this package."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -73,11 +74,11 @@ def run(config: Verify) -> int:
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True, kw_only=True)
 class Vectors:
-    """List the conformance vectors, describe one, write all anew, or check them.
+    """List the conformance vectors, describe one, or compute all of them again.
 
-    For every encoding of the catalogue a file of inputs, parameters, logits and gradients in float64, small enough to
-    copy into another project. --out lets the reference compute all of them again, into a folder with a list of
-    checksums; --check does the same and compares with the files of this package.
+    For every encoding of the catalogue there is a file of inputs, parameters, logits and gradients in float64, small
+    enough to copy into another project. With --out the reference computes all of them again, into a folder with a list
+    of checksums; with --check it compares them with the files of this package.
     """
 
     encoding: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[ENCODING]")] = ""
@@ -85,7 +86,8 @@ class Vectors:
     out: Path | None = None
     """Write the files of all encodings into this folder."""
     check: bool = False
-    """Compute all again and compare; exit code 1 if one differs by more than 1e-12 of its largest entry."""
+    """Compute all files again and compare; the exit code is 1 if a tensor differs by more than 1e-12 of its largest
+    entry."""
 
 
 def run_vectors(config: Vectors) -> int:

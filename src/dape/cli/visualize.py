@@ -11,10 +11,11 @@ from dape.actions.visualize import VisualizeOptions, visualize
 
 @dataclass(frozen=True, kw_only=True)
 class Visualize(VisualizeOptions):
-    """Bias maps of a trained model: content scores, bias, f(A, B), logits and weights.
+    """Draw bias maps of a trained model: content scores, bias, f(A, B), logits and weights.
 
-    For the last query of windows of held-out text: raw arrays (maps.npz, images.npz), the paper's pictures per layer
-    and head, which heads prefer near or far keys, and how much of f the text decides (maps.json, summary.md).
+    Looks at the last query of windows of held-out text. Writes the arrays (maps.npz, images.npz), the paper's pictures
+    per layer and head, which heads prefer near or far keys, and the share of f's variance due to the text (maps.json,
+    summary.md).
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
