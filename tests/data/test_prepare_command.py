@@ -79,7 +79,7 @@ def test_check_reads_everything(dape, texts, tmp_path, monkeypatch):
     code, out, err = dape("--check", "out")
     assert code == 1 and not out
     assert err.startswith("dape: out/train-00000.bin: damaged, it is not what was written (checksums differ: expected ")
-    for argv, words in ((["a", "--check", "out"], "leave SOURCE and --out away"), (["a"], "--out is missing")):
+    for argv, words in ((["a", "--check", "out"], "leave out SOURCE and --out"), (["a"], "--out is missing")):
         code, _, err = dape(*argv)
         assert code == 2 and words in err
 
