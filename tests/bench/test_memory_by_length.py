@@ -5,6 +5,7 @@ import json
 import pytest
 
 from dape.bench import memory_by_length
+from dape.bench.memory import MeasurementError
 from dape.bench.memory_by_length import MemoryBench
 from dape.errors import UsageError
 
@@ -29,7 +30,7 @@ def test_memory_grows_with_the_length_as_the_kernel_says(tmp_path, capsys):
 
 def test_a_call_that_fails_is_told(monkeypatch, capsys):
     def failing(*_):
-        raise memory_by_length.MeasurementError("killed by signal 9 (out of memory?)")
+        raise MeasurementError("killed by signal 9 (out of memory?)")
 
     monkeypatch.setattr("dape.bench.cases.measure_mb", failing)
     assert memory_by_length.run(MemoryBench(**TINY, lengths=(8,), encodings=("kerple",))) == 1

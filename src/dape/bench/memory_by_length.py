@@ -6,9 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dape.bench.memory import MeasurementError
-from dape.bench.options import check_common, fields_for, once
-from dape.bench.records import Column, Record, Results, make_table, place_of, text
+from dape.bench.options import check_common, fields_for, unique
+from dape.bench.records import Column, Record, Results, make_table, text, threads_or_device
 from dape.bench.runner import Once, Plan, command
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class MemoryBench:
 def run(config: MemoryBench) -> int:
     """Measure and report. Returns the exit code: 1 if a call failed, 130 if interrupted."""
     check_common(config, "batch", "heads", "head_dim", "hidden", "threads", names="encodings")
-    config = once(config, "lengths", "encodings")
+    config = unique(config, "lengths", "encodings")
     return command(
         config,
         lambda threads: _plan(config, threads),
@@ -78,16 +77,15 @@ def _plan(config: MemoryBench, threads: int) -> Plan:
 
 
 def _measured(config: MemoryBench, encoding: str, length: int, threads: int) -> list[Record]:
-    from dape.bench.cases import Shape, make_inputs, measure_mb, run_once
+    from dape.bench.cases import Shape, add_memory, make_inputs, run_once
 
     pass_ = "forward_backward" if config.backward else "forward"
     shape = fields_for(Shape, config, encoding=encoding)
     _, choice = run_once("auto", make_inputs(shape, min(length, 512)), explain=True)
-    record = {"encoding": encoding, "kernel": choice.kernel, "impl": choice.impl, "length": length, "note": ""}
-    try:
-        return [{**record, "peak_mb": measure_mb(shape, "auto", length, pass_, threads)}]
-    except MeasurementError as error:
-        return [{**record, "peak_mb": None, "note": str(error)}]
+    about = {"encoding": encoding, "length": length, "pass": pass_, "impl": choice.impl, "kernel": choice.kernel}
+    record = {**about, "peak_mb": None, "note": ""}
+    add_memory(record, shape, "auto", threads)
+    return [record]
 
 
 def tables(results: Results) -> "Iterator[Table]":
@@ -105,7 +103,7 @@ def tables(results: Results) -> "Iterator[Table]":
         columns.append(text("note"))
     shape = f"batch {given['batch']}, {given['heads']} heads of {given['head_dim']}, {given['dtype']}"
     passes = "forward and backward" if given["backward"] else "forward"
-    title = f"peak memory in MB by tokens, {passes}, {shape}, {place_of(given)}"
+    title = f"peak memory in MB by tokens, {passes}, {shape}, {threads_or_device(given)}"
     yield make_table(title, "beyond the inputs; a MB is 10^6 bytes", list(lines.values()), columns)
 
 
