@@ -1,4 +1,4 @@
-"""DAPE: data-adaptive positional encoding, and every encoding it can be put on.
+"""DAPE: data-adaptive positional encoding, and the encodings that it can be added to.
 
 ``import dape`` costs milliseconds: the names below are imported on first use, because torch takes seconds and
 ``dape --help`` does not need it.

@@ -1,11 +1,11 @@
-"""Errors with a meaning for the command line. The library itself raises plain ValueError and TypeError."""
+"""The error for invalid arguments. Other errors of the library are plain ValueError and TypeError."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UsageError(ValueError):
-    """Invalid arguments: the command line answers with this message and exit code 2."""
+    """Invalid arguments: the command line prints the message and exits with code 2."""
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

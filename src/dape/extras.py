@@ -1,4 +1,4 @@
-"""Optional libraries: whether they are there and new enough, found out without importing them."""
+"""Optional libraries: are they installed and new enough? Nothing is imported to find out."""
 
 import importlib.metadata
 import importlib.util
@@ -14,9 +14,9 @@ from urllib.request import url2pathname
 from dape.errors import UsageError
 
 OLDEST_TRANSFORMERS = "5.5"
-"""As in pyproject.toml: older ones lack what attention is registered with."""
+"""As in pyproject.toml. Older versions have no registry of attention functions."""
 OLDEST_PEFT = "0.21"
-"""As there: older ones leave no room for other names of tensors."""
+"""As in pyproject.toml. Older versions allow no other names of tensors."""
 
 
 def transformers_trouble(what: str) -> str | None:
@@ -36,7 +36,7 @@ def transformers_trouble(what: str) -> str | None:
 
 
 def peft_fits() -> bool:
-    """Whether the peft library is there, and new enough to know methods of others."""
+    """Whether the peft library is installed, and new enough for methods of other packages."""
     if importlib.util.find_spec("peft") is None:
         return False
     try:
@@ -46,7 +46,7 @@ def peft_fits() -> bool:
 
 
 def check_transformers(what: str) -> None:
-    """Raise UsageError where ``what`` cannot use the library."""
+    """Raise UsageError if ``what`` cannot use the transformers library."""
     if trouble := transformers_trouble(what):
         raise UsageError(trouble)
 
@@ -63,19 +63,19 @@ class Extra:
     name: str
     purpose: str
     needs: Mapping[str, str]
-    """Libraries as pip calls them, and as Python imports them."""
+    """Names of libraries for pip, each with its name in Python."""
     includes: tuple[str, ...] = ()
-    """Other extras that come with it."""
+    """Other extras that it contains."""
 
     def missing(self) -> list[str]:
-        """Libraries of it that are not installed."""
+        """Libraries that are not installed."""
         own = [library for library, module in self.needs.items() if importlib.util.find_spec(module) is None]
         return [*(library for name in self.includes for library in EXTRAS[name].missing()), *own]
 
 
 def install_command(extra: str) -> str:
-    """What installs an extra from where this package came from: a folder, such as a clone, a wheel, an address, or an
-    index. Only from there is it the same package."""
+    """The command that installs an extra of this package from the same origin: a folder, a wheel, an address or an
+    index. Another origin may have another package of this name."""
     try:
         origin = json.loads(importlib.metadata.distribution("dape").read_text("direct_url.json") or "{}")
         url, editable = str(origin.get("url", "")), origin.get("dir_info", {}).get("editable", False)

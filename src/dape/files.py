@@ -1,4 +1,4 @@
-"""Writing files so that a reader never sees half of one and a failure leaves the old one in place. No torch here."""
+"""Write files atomically: readers never see a part of one, and a failure leaves the old file. No torch here."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ from dape.errors import UsageError
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``: write a file there, and it takes the place of ``path`` on success only."""
+    """Yield a temporary path in the same folder. A file written there replaces ``path`` on success only."""
     target = path.resolve()
     temporary = _temporary(target)
     try:
@@ -30,14 +30,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """All of ``text`` or nothing."""
+    """Write the whole text or nothing."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside ``path`` that becomes ``path`` on success; ``path`` must not exist by then."""
+    """Yield a temporary folder, which is renamed to ``path`` on success; ``path`` must not exist then."""
     target = path.resolve()
     temporary = _temporary(target)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -54,8 +54,8 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch(name: str) -> Iterator[Path]:
-    """A folder among the system's temporary ones that only this user can read. What a killed process has left of the
-    same name goes first."""
+    """Yield a temporary folder that only this user can read. Folders of the same name that killed processes have left
+    are removed first."""
     parent = Path(tempfile.gettempdir())
     _sweep(parent, name)
     folder = _temporary(parent / name)
@@ -67,7 +67,7 @@ def scratch(name: str) -> Iterator[Path]:
 
 
 def check_writable_file(path: Path, what: str) -> None:
-    """Complain now rather than after minutes of work."""
+    """Raise UsageError, before minutes of work, if the file cannot be written. ``what`` is the name of the argument."""
     target = path.resolve()
     if target.exists() and not target.is_file():
         raise UsageError(f"{what} {path}: is not a regular file")
@@ -80,7 +80,7 @@ def check_writable_file(path: Path, what: str) -> None:
 
 
 def check_writable_folder(path: Path, what: str) -> None:
-    """The folder itself need not exist yet, nor its parents; nothing is created here."""
+    """Raise UsageError if nothing can be written to the folder. It need not exist, and is not created."""
     nearest = path.resolve()
     while not nearest.exists():
         nearest = nearest.parent
@@ -100,12 +100,12 @@ def _check_can_create_in(folder: Path, what: str) -> None:
 
 
 def _temporary(target: Path) -> Path:
-    """In the same folder, as a file can only be replaced at once within one file system."""
+    """A temporary name in the same folder: renaming is atomic within one file system only."""
     return target.with_name(f".{target.name}.{os.getpid()}.tmp")
 
 
 def _sweep(folder: Path, name: str = "*") -> None:
-    """Remove what processes that were killed have left in ``folder`` of files and folders that were to be ``name``."""
+    """Remove the temporary files and folders for ``name`` that killed processes have left in ``folder``."""
     for path in folder.glob(f".{name if name == '*' else glob.escape(name)}.*.tmp"):
         process = re.fullmatch(r"\..+\.(\d{1,9})\.tmp", path.name)
         if process and not _is_running(int(process[1])):
@@ -114,20 +114,20 @@ def _sweep(folder: Path, name: str = "*") -> None:
 
 
 def _is_running(process: int) -> bool:
-    if os.name == "nt":  # where there is no harmless signal
+    if os.name == "nt":  # Windows has no signal without an effect
         return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's
+    except OSError:  # a process of another user
         return True
     return True
 
 
 def _sync(path: Path) -> None:
-    """Ask the system to put it on the disk now: a rename must not become durable before what it names."""
-    with contextlib.suppress(OSError):  # folders cannot be synchronised everywhere
+    """fsync a file or folder: its content must be on the disk before it is renamed."""
+    with contextlib.suppress(OSError):  # not all systems can fsync a folder
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -137,7 +137,7 @@ def _sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes of ours out of ``folder``, which is made if it is not there."""
+    """Create ``folder`` and lock it for other processes of dape. UsageError if it is locked already."""
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder / ".lock", f"{folder} is in use by another dape process; wait for it, or use another `out`"):
         _sweep(folder)
@@ -146,14 +146,21 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_one(lock: Path, busy: str, *, remove: bool = False, wait: bool = False) -> Iterator[None]:
-    """Hold the lock on the file ``lock``, or say ``busy`` at once if another process holds it; with ``wait`` say so on
-    standard error, and go on when it has done.
+    """Hold a lock on the file ``lock``.
 
-    The system releases it even if this process is killed; the file then stays, and locks nobody out. ``remove`` takes
-    it away at the end: filelock notices, and does not count, a lock on a file that is gone. A file system without
-    locks cannot keep anybody out, and the user has no other: there we go on without one.
+    The system releases the lock even if this process is killed; the file that then remains does not lock anything. On a
+    file system without locks, nothing is locked.
+
+    Args:
+        lock: the file, which is created.
+        busy: the message if another process holds the lock.
+        remove: remove the file at the end. Filelock notices a removed file, and does not count its lock.
+        wait: print ``busy`` to standard error and wait for the other process.
+
+    Raises:
+        UsageError: ``busy``, if another process holds the lock and ``wait`` is not set.
     """
-    from filelock import FileLock, Timeout  # a tenth of a second, which `dape --help` need not take
+    from filelock import FileLock, Timeout  # takes a tenth of a second to import, too long for `dape --help`
 
     held = FileLock(lock, timeout=0)
     try:
@@ -170,24 +177,24 @@ def only_one(lock: Path, busy: str, *, remove: bool = False, wait: bool = False)
         yield
     finally:
         if remove:
-            with contextlib.suppress(OSError):  # Windows keeps files that are open
+            with contextlib.suppress(OSError):  # Windows cannot remove open files
                 lock.unlink(missing_ok=True)
         held.release()
 
 
 def sha256(path: Path) -> str:
-    """Of a file's content, in hexadecimal."""
+    """The sha256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_of(content: str | bytes) -> str:
-    """Of a text (as UTF-8) or of bytes, in hexadecimal."""
+    """The sha256 of a text (as UTF-8) or of bytes, in hexadecimal."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept between runs; ``$DAPE_CACHE`` chooses another place."""
+    """The folder for files that can be made again; ``$DAPE_CACHE`` overrides it."""
     if chosen := os.environ.get("DAPE_CACHE"):
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")

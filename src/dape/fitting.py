@@ -1,7 +1,7 @@
-"""Tables of rich and words within the width of a terminal: columns that do not fit go into another table below. No
-torch here.
+"""Fit text and tables of rich into the width of a terminal. No torch here.
 
-Rich shortens what does not fit, and half a number is a wrong one."""
+Columns that do not fit go into another table below: rich would cut them, and a part of a number is a wrong number.
+"""
 
 import textwrap
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from rich.table import Column, Table
 
 WRAPPED = 24
-"""Columns of a column of words that may be wrapped."""
+"""Greatest width of a column of text that may be wrapped."""
 
 
 def wrapped(markdown: str, width: int) -> str:
-    """Paragraphs and points within so many columns; what belongs to a point stands below its first word."""
+    """Wrap paragraphs and list items at ``width``; the lines of an item are indented."""
     lines = []
     for line in markdown.split("\n"):
         indent = "  " if line.startswith("- ") else ""
@@ -26,9 +26,9 @@ def wrapped(markdown: str, width: int) -> str:
 
 
 def fitted(table: "Table", width: int, *, keys: int = 1) -> "list[Table]":
-    """The table, or several of its columns side by side, each with the first ``keys`` columns again.
+    """The table, or if it is too wide, several tables of some of its columns, each with the first ``keys`` columns.
 
-    The title stands above the first, the caption below the last.
+    The title is above the first table, the caption below the last.
     """
     widths = [_width(table, column) for column in table.columns]
     edge = 2 * table.pad_edge + 2 * (table.box is not None)
@@ -36,12 +36,12 @@ def fitted(table: "Table", width: int, *, keys: int = 1) -> "list[Table]":
         return [table]
     blocks, used = [[]], sum(widths[:keys]) + edge
     begin = used
-    for place in range(keys, len(widths)):
-        if blocks[-1] and used + widths[place] > width:
+    for column in range(keys, len(widths)):
+        if blocks[-1] and used + widths[column] > width:
             blocks.append([])
             used = begin
-        blocks[-1].append(place)
-        used += widths[place]
+        blocks[-1].append(column)
+        used += widths[column]
     made = [_with_columns(table, [*range(keys), *block]) for block in blocks]
     made[0].title, made[-1].caption = table.title, table.caption
     return made
@@ -58,7 +58,7 @@ def _width(table: "Table", column: "Column") -> int:
     return (widest if column.no_wrap else min(widest, WRAPPED)) + beside + (table.box is not None)
 
 
-def _with_columns(table: "Table", places: Sequence[int]) -> "Table":
+def _with_columns(table: "Table", columns: Sequence[int]) -> "Table":
     from rich.table import Table
 
     made = Table(
@@ -70,6 +70,6 @@ def _with_columns(table: "Table", places: Sequence[int]) -> "Table":
         title_justify=table.title_justify,
         caption_justify=table.caption_justify,
     )
-    made.columns = [replace(table.columns[place], _index=index) for index, place in enumerate(places)]
+    made.columns = [replace(table.columns[number], _index=index) for index, number in enumerate(columns)]
     made.rows = table.rows
     return made

@@ -1,4 +1,4 @@
-"""What this machine has: cores, threads that make sense, memory. No torch here."""
+"""Cores, threads and memory of this machine. No torch here."""
 
 import contextlib
 import os
@@ -11,25 +11,25 @@ from dape.errors import UsageError
 GB = 10**9
 THREADS_PER_CORE = 4
 FEWEST_ALLOWED = 64
-"""A machine with few cores may still be asked for so many threads, slow as that is."""
+"""Threads that are allowed even on a machine with few cores."""
 
 
 def usable_cores() -> int:
-    """Cores this process may run on, which in a container are fewer than the machine has."""
+    """Cores that this process may run on. In a container these can be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def check_threads(wanted: int) -> None:
-    """Thousands of threads end in a segmentation fault of the OpenMP library."""
+    """Raise UsageError for too many threads: thousands end in a segmentation fault of the OpenMP library."""
     most = max(FEWEST_ALLOWED, THREADS_PER_CORE * usable_cores())
     if not 1 <= wanted <= most:
         raise UsageError(f"`threads` must be at least 1 and here at most {most} ({usable_cores()} cores), got {wanted}")
 
 
 def available_bytes() -> int:
-    """Memory that can be taken without swapping, within the limit of the control group (container), if any."""
+    """Memory that is available without swapping, within the limit of the control group (container), if any."""
     candidates = [_meminfo_available(), _cgroup_available()]
     known = [c for c in candidates if c is not None]
     return min(known) if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -57,12 +57,12 @@ def in_words(count: float) -> str:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held."""
+    """The most memory that this process has used so far."""
     with contextlib.suppress(OSError):
         found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         if found:
             return int(found[1]) * 1024
-    # Second choice, as on Linux a child inherits the ru_maxrss of the process that started it.
+    # Not on Linux, where a child inherits the ru_maxrss of the process that started it.
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024

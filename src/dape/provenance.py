@@ -1,4 +1,4 @@
-"""Where a number comes from: machine, versions, commit. No torch here."""
+"""The origin of a result: machine, versions, commit. No torch here."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ from dape._version import __version__
 
 
 def provenance() -> dict[str, Any]:
-    """What a reader needs to judge a result row; torch's part only if torch is in use."""
+    """Facts that are stored with a result row; torch's version and threads only if torch is imported."""
     facts = {"dape": __version__, **machine()}
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -48,9 +48,9 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree that this file belongs to, marked if it has been changed since."""
+    """The commit of the source tree of this file, marked if files have changed since. None for an installed package."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():  # installed: a repository further up would be somebody else's
+    if not (root / ".git").exists():  # installed; git would find a repository of the user further up
         return None
     git = ["git", "-C", str(root)]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):

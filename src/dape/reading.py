@@ -1,7 +1,7 @@
-"""Reading files that may be damaged, cut off, edited by hand or made by somebody else. No torch here.
+"""Read files that may be damaged, cut off, edited by hand or malicious. No torch here.
 
-Nothing that is read runs code, and whatever is wrong becomes a ValueError that says file, field, what was found and
-what was expected. A kind of file is described once, by a dataclass or a TypedDict, and read by :func:`as_record`.
+Reading runs no code. Every problem is a ValueError that states file, field, what was found and what was expected. The
+content of a kind of file is described by a dataclass or a TypedDict, and checked by :func:`as_record`.
 """
 
 import contextlib
@@ -32,15 +32,15 @@ from dape.files import sha256, sha256_of
 
 T = TypeVar("T")
 Count = Annotated[int, range(1 << 63)]
-"""0 or more."""
+"""A whole number of 0 or more."""
 Sha256 = Annotated[str, re.compile("[0-9a-f]{64}")]
 FileName = Annotated[str, re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\ud800-\udfff]{1,255}")]
-"""A name and no path, so that it stays in its folder."""
+"""A name without a path, so that the file is in its folder."""
 CHECKSUM = "checksum"
 DEEPEST, LARGEST = 64, 5_000_000
-"""Levels and entries of a JSON file. Real ones have a dozen levels; vocabularies have a million entries."""
+"""Most levels and entries of a JSON file. Real files have a dozen levels; vocabularies have a million entries."""
 LARGEST_YAML = 100_000
-"""Aliases repeat what they name, and of their aliases, so that a short text may stand for more than fits in memory."""
+"""Most entries of a YAML file after its aliases are expanded. Nested aliases can expand to more than fits in memory."""
 
 
 # Errors --------------------------------------------------------------------------------------------------------------
@@ -48,27 +48,27 @@ LARGEST_YAML = 100_000
 
 @contextlib.contextmanager
 def reading(path: Path | str, what: str = "cannot be read", advice: str = "") -> Iterator[None]:
-    """Whatever code (ours or a library's) raises about the content of ``path`` becomes a ValueError that names it."""
+    """Turn errors about the content of ``path``, of our code or of a library, into a ValueError that names ``path``."""
     try:
         yield
     except BaseException as error:
-        told = str(error).startswith(str(path)) and isinstance(error, ValueError)
-        # A library in Rust reports its own mistakes by a PanicException, which is no Exception.
-        foreign = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        names_path = str(error).startswith(str(path)) and isinstance(error, ValueError)
+        # Libraries written in Rust may raise PanicException, which is not an Exception.
+        about_content = isinstance(error, Exception) or type(error).__name__ == "PanicException"
         from_system = isinstance(error, OSError) and error.errno is not None
-        if told or not foreign or from_system:
+        if names_path or not about_content or from_system:
             raise
         raise ValueError(f"{path}: {what} ({reason(error)}). {advice}".rstrip()) from error
 
 
 def reason(error: BaseException) -> str:
-    """One line, never empty."""
+    """The message of an error in one line; if it is empty, the error's type."""
     words = " ".join(str(error).split()) or type(error).__name__
     return words if len(words) <= 300 else f"{words[:300]} ..."
 
 
 def short(value: Any) -> str:
-    """What was found, for a message: its beginning, if it is long."""
+    """A value for an error message: a long one is cut."""
     return _SHORT.repr(value)
 
 
@@ -81,7 +81,7 @@ _SHORT.maxlevel = 3
 
 
 def parse_json(text: str | bytes) -> Any:
-    """As ``json.loads`` of UTF-8; nesting without end and names that occur twice are refused by a ValueError."""
+    """``json.loads`` of UTF-8, with a ValueError for deep nesting, too many entries, and names that occur twice."""
     text = text.decode("utf-8") if isinstance(text, bytes) else text
     try:
         return _check_size(json.loads(text, object_pairs_hook=_without_doubles), LARGEST)
@@ -90,18 +90,17 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """As ``yaml.safe_load``, with the same refusals. Its parts raise whatever they meet on odd values (KeyError,
-    AttributeError, ...)."""
+    """``yaml.safe_load``, with the checks of :func:`parse_json`."""
     try:
         return _check_size(yaml.load(text, _Loader), LARGEST_YAML)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    except Exception as error:
+    except Exception as error:  # the library raises KeyError, AttributeError and others on invalid values
         raise ValueError(reason(error)) from error
 
 
 def read_json(path: Path, advice: str = "") -> dict[str, Any]:
-    """A JSON object."""
+    """Read a JSON object."""
     with reading(path, "is not what it should be", advice):
         return _object(parse_json(path.read_text(encoding="utf-8")))
 
@@ -113,7 +112,7 @@ def _object(content: Any) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, bool, bytes]]:
-    """Number, whether it is complete (a crash may have cut off the last), and content of every line that holds any."""
+    """For every line that is not empty: its number, whether it is complete (ends in a line break), and its content."""
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -130,7 +129,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 class _Loader(yaml.SafeLoader):
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:
-        """Thousands of brackets within each other take the library seconds before it gives up."""
+        """Refuse deep nesting early: with thousands of nested brackets the library takes seconds to fail."""
         if self.flow_level > DEEPEST:
             raise ValueError("nested too deeply")
         super().fetch_flow_collection_start(TokenClass)
@@ -146,13 +145,13 @@ class _Loader(yaml.SafeLoader):
 
 
 def _check_size(content: Any, most: int) -> Any:
-    """The content, if it can be worked with."""
+    """The content. ValueError if it has more than ``most`` entries or too many levels."""
     level = [content]
     for _ in range(DEEPEST):
         level = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
         most -= sum(map(len, level))
         if most < 0:
-            raise ValueError("it stands for too many values")
+            raise ValueError("it has too many values")
         level = [value for each in level for value in each]
         if not level:
             return content
@@ -163,9 +162,11 @@ def _check_size(content: Any, most: int) -> Any:
 
 
 def as_record(kind: type[T], given: Any, where: Path | str = "") -> T:
-    """``given`` as a dataclass, or checked against a TypedDict or any other type: names, types, ranges
-    (``Annotated[int, range(...)]``, ``Annotated[str, re.compile(...)]``), and the relations that its ``check()``
-    knows."""
+    """Convert ``given`` to a dataclass, a TypedDict or any other type ``kind``.
+
+    Checks names, types, ranges (``Annotated[int, range(...)]``), patterns (``Annotated[str, re.compile(...)]``), and
+    calls the dataclass's ``check()``. ValueError on any difference, beginning with ``where``.
+    """
     try:
         return _convert(given, kind, "")
     except ValueError as error:
@@ -173,7 +174,7 @@ def as_record(kind: type[T], given: Any, where: Path | str = "") -> T:
 
 
 def read_record(path: Path, kind: type[T], advice: str = "") -> T:
-    """A JSON file whose content is described by ``kind``; its checksum is compared if it has one."""
+    """Read a JSON file whose content is described by ``kind``, and compare its checksum if it has one."""
     given = read_json(path, advice)
     with reading(path, "is damaged", advice):
         check_seal(given)
@@ -210,7 +211,7 @@ def _record(kind: Any, given: Any, name: str) -> Any:
 
 @functools.cache
 def _described(kind: Any) -> tuple[dict[str, Any], list[str]]:
-    """Types by name, and which names are needed."""
+    """The types of all fields by name, and the names of the required ones."""
     hints = get_type_hints(kind, include_extras=True)
     if is_typeddict(kind):
         plain = {name: get_args(h)[0] if get_origin(h) is NotRequired else h for name, h in hints.items()}
@@ -222,7 +223,7 @@ def _described(kind: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:
-    """The value as its type wants it (a list becomes a tuple), or a ValueError."""
+    """Convert a value to its type (a list becomes a tuple), or raise ValueError."""
     if hint is Any or (hint in _NAMES and _is(value, hint)):
         return _number(value, name) if hint is float else value
     origin, inner = get_origin(hint), get_args(hint)
@@ -259,13 +260,13 @@ def _is(value: Any, kind: Any) -> bool:
 
 def _sequence(value: Any, origin: Any, kinds: tuple[Any, ...], name: str) -> Any:
     if kinds[0] is float and all(type(each) is float for each in value):
-        return origin(value)  # rows have hundreds of them
+        return origin(value)  # for speed: rows have hundreds of floats
     if origin is list or kinds[-1] is ...:
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
         raise _wrong(name, value, f"{len(kinds)} values")
     pairs = enumerate(zip(value, kinds, strict=True))
-    return origin([_convert(each, kind, f"{name}[{place}]") for place, (each, kind) in pairs])
+    return origin([_convert(each, kind, f"{name}[{index}]") for index, (each, kind) in pairs])
 
 
 def _either(value: Any, hints: tuple[Any, ...], name: str) -> Any:
@@ -279,7 +280,7 @@ def _either(value: Any, hints: tuple[Any, ...], name: str) -> Any:
 
 
 def _is_text(value: str) -> bool:
-    """JSON can write half of a character (\\ud83d), which cannot be printed or be in the name of a file."""
+    """Whether a string can be printed and name a file. JSON can contain half characters (\\ud83d), which cannot."""
     return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
 
 
@@ -307,16 +308,18 @@ def _wrong(name: str, found: Any, expected: str) -> ValueError:
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """With a checksum of itself, by which :func:`check_seal` notices changes. Files from before have none."""
+    """The content with its own checksum, for :func:`check_seal`. Files of older versions have none."""
     return {**unsealed(content), CHECKSUM: _digest(content)}
 
 
 def check_seal(given: Mapping[str, Any]) -> None:
+    """Raise ValueError if the content has a checksum that differs."""
     if CHECKSUM in given and _digest(given) != given[CHECKSUM]:
         raise ValueError("it has been changed since it was written: its checksum differs")
 
 
 def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content without its checksum."""
     return {name: value for name, value in content.items() if name != CHECKSUM}
 
 
@@ -325,7 +328,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def check_files(folder: Path, checksums: Mapping[str, str], advice: str) -> None:
-    """Every file that was noted is there, as it was."""
+    """Raise ValueError if a file is missing or its sha256 differs."""
     for name, expected in checksums.items():
         path = folder / name
         if not path.is_file():

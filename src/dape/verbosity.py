@@ -1,6 +1,6 @@
-"""How much is told while something works: the lowest floor, so that everybody can ask. No torch here.
+"""How much is printed during work. All packages may import this module. No torch here.
 
-The environment variable ``DAPE_VERBOSITY`` decides, and the processes that a command starts inherit it.
+The environment variable ``DAPE_VERBOSITY`` decides; processes that a command starts inherit it.
 """
 
 import os
@@ -12,7 +12,7 @@ VARIABLE = "DAPE_VERBOSITY"
 
 
 def verbosity() -> Verbosity:
-    """What is not a known word counts as normal: progress is no reason to fail."""
+    """The chosen verbosity. An unknown value counts as normal, since it is no reason to fail."""
     given = os.environ.get(VARIABLE, "")
     return next((known for known in get_args(Verbosity) if known == given), "normal")
 
@@ -30,6 +30,6 @@ def is_verbose() -> bool:
 
 
 def tell(text: str) -> None:
-    """A line about the work, beside its results: on standard error, and not at all if quiet."""
+    """Print a line about the work, not a result, to standard error; nothing if quiet."""
     if not is_quiet():
         print(text, file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dape.evaluation import bias_maps
-from dape.evaluation.bias_maps import last_rows, look, terms_of
+from dape.evaluation.bias_maps import last_rows, stages, terms_of
 from dape.evaluation.map_files import STAGES
 from dape.models.config import DecoderConfig
 from dape.models.decoder import DecoderLM
@@ -215,7 +215,7 @@ def test_chosen_layers_and_heads():
 @pytest.mark.parametrize("name", ["dape-kerple", "dape-fire", "cope", "dape-v2-kerple", "rope"])
 def test_a_row_of_an_image_is_the_last_row_of_a_shorter_text(name):
     model, (window,) = make(name), windows(1)
-    image = look(model, window, **ALL, queries=6, keys=6)
+    image = stages(model, window, **ALL, queries=6, keys=6)
     for row in range(6):
         position = LENGTH - 6 + row
         shorter = last_rows(model, window[None, : position + 1], **ALL)
@@ -228,9 +228,9 @@ def test_a_row_of_an_image_is_the_last_row_of_a_shorter_text(name):
 @pytest.mark.parametrize("name", ["dape-kerple", "transformer-xl", "dape-fire"])
 def test_blocks_of_rows_change_nothing(name, monkeypatch):
     model, (window,) = make(name), windows(1)
-    whole = look(model, window, **ALL, queries=LENGTH)
+    whole = stages(model, window, **ALL, queries=LENGTH)
     monkeypatch.setattr(bias_maps, "CELLS_AT_ONCE", 4 * LENGTH)
-    for stage, blocks in look(model, window, **ALL, queries=LENGTH).items():
+    for stage, blocks in stages(model, window, **ALL, queries=LENGTH).items():
         assert_near(blocks, whole[stage])
 
 
@@ -250,7 +250,7 @@ def test_memory_is_linear_in_the_length(monkeypatch):
     assert seen == [(1, 37)] * LAYERS
     seen.clear()
     monkeypatch.setattr(bias_maps, "CELLS_AT_ONCE", 5 * 37 + 1)
-    look(model, window, layers=[2], heads=[1], queries=12, keys=12)
+    stages(model, window, layers=[2], heads=[1], queries=12, keys=12)
     assert seen == [(5, 37), (5, 37), (2, 37)]
 
 

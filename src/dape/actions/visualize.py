@@ -131,7 +131,7 @@ def _windows(corpus: "Corpus", ends: "np.ndarray", length: int) -> "np.ndarray":
 def _look(
     model: "DecoderLM", windows: "np.ndarray", layers: list[int], heads: list[int], shown: int
 ) -> "tuple[Stages, Stages | None]":
-    from dape.evaluation.bias_maps import last_rows, look
+    from dape.evaluation.bias_maps import last_rows, stages
 
     with ProgressLine() as line:
 
@@ -142,7 +142,7 @@ def _look(
         if not shown:
             return rows, None
         line.show("images")
-        return rows, look(model, windows[0], layers=layers, heads=heads, queries=shown, keys=shown)
+        return rows, stages(model, windows[0], layers=layers, heads=heads, queries=shown, keys=shown)
 
 
 def _about_model(where: Path, description: "Description") -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Settings: YAML presets and files under the flags of the command line."""
+"""Settings from YAML: presets and files, which flags override."""

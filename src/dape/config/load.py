@@ -12,13 +12,14 @@ T = TypeVar("T")
 
 
 def preset_names() -> list[str]:
-    """Smallest model first."""
+    """Names of all presets, the smallest model first."""
     order = ["tiny", "small", "125m", "350m", "2.7b", "6.7b"]
     found = [p.name.removesuffix(".yaml") for p in _presets().iterdir() if p.name.endswith(".yaml")]
     return sorted(found, key=lambda name: (order.index(name) if name in order else len(order), name))
 
 
 def read_preset(name: str) -> dict[str, Any]:
+    """The settings of a preset. UsageError if there is no such preset."""
     if name not in preset_names():
         near = difflib.get_close_matches(name, preset_names(), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -27,6 +28,7 @@ def read_preset(name: str) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
+    """The content of a YAML file of sections. UsageError if it is anything else."""
     try:
         with reading(path, "is not YAML"):
             settings = parse_yaml(path.read_text(encoding="utf-8"))

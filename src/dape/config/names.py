@@ -1,6 +1,7 @@
-"""The sizes of a model under every name they are known by: ours, those of ``dape.build``, those of Hugging Face.
+"""All names of the sizes of a model: ours, those of ``dape.build`` and those of Hugging Face.
 
-A class takes all of them by :func:`takes_other_names`; files of settings are read with the same table. No torch here.
+A class decorated with :func:`takes_other_names` takes all of them; files of settings are read with the same table. No
+torch here.
 """
 
 import functools
@@ -15,18 +16,18 @@ NAMES = (
     ("vocabulary", "vocab_size"),
     ("train_length", "max_position_embeddings"),
 )
-"""Each line is one size: in our settings and on the command line, in ``dape.build``, in a ``config.json``."""
+"""One size per line: its name in our settings and on the command line, in ``dape.build``, in a ``config.json``."""
 
 
 def other_names(own: Iterable[str]) -> dict[str, str]:
-    """Other names of what goes by the names ``own``, and which of those each of them means."""
+    """The other names of the sizes in ``own``, each with the own name of that size."""
     own = set(own)
     groups = [(names, own.intersection(names)) for names in NAMES]
     return {name: next(iter(mine)) for names, mine in groups for name in names if len(mine) == 1 and name not in own}
 
 
 def own_names(given: Mapping[str, Any], others: Mapping[str, str]) -> dict[str, Any]:
-    """``given`` under our names. One size under two names is refused, even if they agree."""
+    """``given`` with our names. ValueError if one size is given under two names, even with the same value."""
     found: dict[str, str] = {}
     for name in given:
         own = others.get(name, name)
@@ -40,10 +41,10 @@ class OtherNames:
     """A class whose arguments may be given under other names, once :func:`takes_other_names` decorates it."""
 
     other_names: ClassVar[dict[str, str]] = {}
-    """Which of its arguments each of them means."""
+    """The argument that each other name stands for."""
 
     def written_as(self, name: str) -> str:
-        """The name under which an argument was given, so that errors speak of what was written."""
+        """The name under which an argument was given, for error messages."""
         return vars(self).get("_written", {}).get(name, name)
 
 

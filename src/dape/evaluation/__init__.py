@@ -1,1 +1,1 @@
-"""Measuring trained models: result rows, perplexity over lengths, statistics over seeds, recall probes."""
+"""Measure trained models: perplexity over lengths, recall, Chomsky tasks, bias maps."""

@@ -1,4 +1,4 @@
-"""How well a model answers questions in text. Counts and sums per sample first; means and rows from those."""
+"""Measure how well a model answers questions in text: first per sample, then as means in rows."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,10 +15,11 @@ from dape.models.decoder import DecoderLM
 from dape.results.records import Row
 
 Predict = Callable[[Tensor, int, int], Tensor]
-"""[b, length] tokens, how many of the last ones to predict after, and a seed for randomised positions -> logits."""
+"""From tokens [b, length], a count n and a seed for randomised positions to the logits after the last n tokens."""
 
 
 def predictor(model: DecoderLM) -> Predict:
+    """The model as :data:`Predict`."""
     device = model.embedding.weight.device
 
     def predict(tokens: Tensor, last: int, seed: int) -> Tensor:
@@ -36,11 +37,11 @@ class Scores:
     tokens: np.ndarray
     """Tokens of the answer."""
     right: np.ndarray
-    """How many of them are the most likely one, given those before."""
+    """How many of them are the most likely token, given those before."""
     first: np.ndarray
-    """Whether the first one is."""
+    """Whether the first token of the answer is."""
     gain: np.ndarray
-    """Nats by which the answer is more likely than where another answer is stated."""
+    """Log-probability of the answer minus that in the twin, whose context states another answer."""
 
     @property
     def exact(self) -> np.ndarray:
@@ -48,7 +49,7 @@ class Scores:
 
 
 def score(predict: Predict, samples: Sequence[Sample], *, batch: int) -> Scores:
-    """``batch`` samples at a time."""
+    """Score all samples, ``batch`` at a time."""
     parts = [_score(predict, samples[begin : begin + batch], begin) for begin in range(0, len(samples), batch)]
     columns = zip(*parts, strict=True)
     return Scores(*(np.concatenate(column) for column in columns))
@@ -57,7 +58,7 @@ def score(predict: Predict, samples: Sequence[Sample], *, batch: int) -> Scores:
 def _score(predict: Predict, samples: Sequence[Sample], seed: int) -> tuple[np.ndarray, ...]:
     tokens = np.array([sample.answer for sample in samples])
     longest = int(tokens.max())
-    # Answers stand at the end: of a shorter one, the last columns.
+    # Answers are at the end: a shorter one has the last columns.
     answer = np.arange(longest) >= longest - tokens[:, None]
     nats, right = _read(predict, np.stack([sample.tokens for sample in samples]), longest, seed)
     nats_in_twin, _ = _read(predict, np.stack([sample.twin for sample in samples]), longest, seed)
@@ -67,7 +68,7 @@ def _score(predict: Predict, samples: Sequence[Sample], seed: int) -> tuple[np.n
 
 
 def _read(predict: Predict, windows: np.ndarray, last: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of the last tokens of every window: nats, and whether each was the most likely."""
+    """Nats of the ``last`` tokens of every window, and whether each was the most likely."""
     tokens = torch.from_numpy(windows)
     logits, targets = predict(tokens[:, :-1], last, seed), tokens[:, -last:]
     nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), targets.flatten(), reduction="none")
@@ -77,7 +78,7 @@ def _read(predict: Predict, windows: np.ndarray, last: int, seed: int) -> tuple[
 def as_rows(
     scores: Scores, subject: Subject, *, task: str, length: int, depth: float, extra: dict[str, Any]
 ) -> list[Row]:
-    """Four rows: share of answers that are right as a whole, of their tokens, of their first tokens; mean gain."""
+    """Four rows: the shares of whole answers, of their tokens and of their first tokens that are right; mean gain."""
     samples, tokens = len(scores.tokens), int(scores.tokens.sum())
     spread = {"standard_error": float(scores.gain.std(ddof=1)) / math.sqrt(samples)} if samples > 1 else {}
     values = {
@@ -87,8 +88,8 @@ def as_rows(
         "gain_nats": (float(scores.gain.mean()), tokens, spread),
     }
     common = {**vars(subject), "protocol": task, "length": length, "windows": samples}
-    place = {**subject.extra, **extra, "depth": depth}
+    extra = {**subject.extra, **extra, "depth": depth}
     return [
-        Row(metric=metric, value=value, scored_tokens=scored, **{**common, "extra": {**place, **more}})
+        Row(metric=metric, value=value, scored_tokens=scored, **{**common, "extra": {**extra, **more}})
         for metric, (value, scored, more) in values.items()
     ]

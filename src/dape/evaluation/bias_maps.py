@@ -1,7 +1,7 @@
-"""What attention adds up in a trained model: content scores A, bias B, f(A, B), logits and weights of the last queries.
+"""The terms of attention in a trained model: content scores A, bias B, f(A, B), logits and weights of the last queries.
 
-The model runs as it always does. Before each attention layer that is looked at, a hook computes the rows asked for from
-the layer's own input, projections and encoding: q rows x t keys, and never the whole matrix.
+The model runs unchanged. Before each chosen attention layer, a hook computes the wanted rows from the layer's input,
+projections and encoding: some queries x all keys, and never the whole matrix.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,25 +23,26 @@ from dape.positional.dape import WITHOUT_BIAS, Dape, DapeV2, DapeWrapper
 from dape.positional.randomized import Randomized
 
 CELLS_AT_ONCE = 1 << 18
-"""Of a row block times the keys; f needs some hundred numbers for each."""
+"""Queries times keys that are computed at once; f needs some hundred numbers for each cell."""
 TOLERANCE = 1e-4
-"""Of the parts' sum against the logits, relative to the largest part: float32 adds in another order."""
+"""Greatest difference between the logits and the sum of their terms, relative to the largest term."""
 
 
-# What there is to see ------------------------------------------------------------------------------------------------
+# Terms ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """How the logits of an encoding are made up. A stands for the scaled content scores, B for the bias."""
+    """The terms of an encoding's logits as formulas, with the scaled content scores A and the bias B."""
 
     bias: bool
     """Whether there is a B."""
     f: str
-    """What is called f: f([A; B]), f(B), ...; empty if there is nothing but A and B."""
+    """The term f: f([A; B]), f(B), ...; empty if there is none."""
     logits: str
+    """The whole sum."""
     variant: str = ""
-    """Of DAPE."""
+    """The variant of DAPE."""
 
 
 F_BY_VARIANT = {
@@ -52,10 +53,11 @@ F_BY_VARIANT = {
     "bias_map": "f(B)",
 }
 ADDED = "P(A, q, k)"
-"""What cope and transformer-xl add: it depends on content, and has no static part."""
+"""The term of cope and transformer-xl, which depends on content and has no static part."""
 
 
 def terms_of(pe: PositionalEncoding) -> Terms:
+    """The terms that this encoding's class should have; :func:`stages` compares them with its logits."""
     if isinstance(pe, Randomized):
         return terms_of(pe.base)
     if isinstance(pe, DapeWrapper):
@@ -75,8 +77,8 @@ def _terms_of_dape(pe: DapeWrapper) -> Terms:
     return Terms(bias=pe.has_bias, f=f, logits=" + ".join(parts), variant=variant)
 
 
-def _taken_apart(seen: Intermediates, terms: Terms, name: str) -> dict[str, Tensor]:
-    """Every stage as [head, query, key]; what an encoding does not have is 0."""
+def _stages_of(seen: Intermediates, terms: Terms, name: str) -> dict[str, Tensor]:
+    """Every stage as [head, query, key]; stages that the encoding does not have are 0."""
     nothing = torch.zeros_like(seen.scores)
     bias = nothing if seen.bias is None else seen.bias.to(nothing.dtype).expand_as(nothing)
     if terms.f == ADDED:
@@ -89,7 +91,7 @@ def _taken_apart(seen: Intermediates, terms: Terms, name: str) -> dict[str, Tens
 
 
 def _check_sum(seen: Intermediates, bias: Tensor, f: Tensor, terms: Terms, name: str) -> None:
-    """An encoding of one's own may override a hook and do something else."""
+    """Raise ValueError if the logits have other terms, as those of a registered encoding may."""
     parts = (seen.scores, bias, f)
     largest = max(1.0, *(float(part.abs().max()) for part in parts))
     if float((seen.logits - sum(parts)).abs().max()) > TOLERANCE * largest:
@@ -99,7 +101,7 @@ def _check_sum(seen: Intermediates, bias: Tensor, f: Tensor, terms: Terms, name:
         )
 
 
-# Looking -------------------------------------------------------------------------------------------------------------
+# Stages of a model ---------------------------------------------------------------------------------------------------
 
 
 def last_rows(
@@ -112,22 +114,23 @@ def last_rows(
 ) -> Stages:
     """Every stage of the last query: {stage: float32 [sample, layer, head, key]}. Layers and heads count from 1.
 
-    Randomised positions are drawn once, so that samples differ in their text alone.
+    All samples share one draw of randomised positions, so that they differ in their text alone.
     """
     encodings = drawn_once(model, windows.shape[1])
     found = []
     for done, window in enumerate(windows, 1):
-        found.append(look(model, window, layers=layers, heads=heads, encodings=encodings))
+        found.append(stages(model, window, layers=layers, heads=heads, encodings=encodings))
         watch(done, len(windows))
     return {stage: np.stack([each[stage][:, :, 0] for each in found]) for stage in STAGES}
 
 
 def drawn_once(model: DecoderLM, length: int) -> list[PositionalEncoding]:
+    """The encodings of all layers, with one fixed draw of randomised positions."""
     return model.drawn_encodings(length, torch.Generator().manual_seed(0))
 
 
 @torch.inference_mode()
-def look(
+def stages(
     model: DecoderLM,
     window: Int[np.ndarray, " t"],
     *,
@@ -137,8 +140,8 @@ def look(
     keys: int | None = None,
     encodings: list[PositionalEncoding] | None = None,
 ) -> Stages:
-    """{stage: float32 [layer, head, query, key]} for the last queries and the last keys (None: all); NaN where a query
-    cannot see a key. Weights are of all keys, also those that are not asked for."""
+    """{stage: float32 [layer, head, query, key]} for the last queries and the last keys (None: all). Cells that are
+    masked are NaN. Weights are normalised over all keys, also those that are left out."""
     encodings = drawn_once(model, len(window)) if encodings is None else encodings
     name, terms = model.config.encoding, terms_of(encodings[0])
     found: dict[int, Stages] = {}
@@ -174,7 +177,7 @@ def _hooked(model: DecoderLM, layers: Sequence[int], see: Callable[[int, SelfAtt
 def _row_blocks(
     attention: SelfAttention, x: Float[Tensor, "b t m"], pe: PositionalEncoding, queries: int
 ) -> Iterator[Intermediates]:
-    """The last queries, some at a time: memory stays linear in the number of keys."""
+    """The stages of the last queries in blocks of rows, so that memory is linear in the number of keys."""
     q, k, _ = attention.project(x, queries)
     step, features = max(1, CELLS_AT_ONCE // k.shape[2]), pe.features(x)
     for first in range(0, q.shape[2], step):
@@ -183,14 +186,14 @@ def _row_blocks(
 
 
 def _visible_stages(seen: Intermediates, terms: Terms, name: str, heads: Sequence[int], keys: int | None) -> Stages:
-    stages = _taken_apart(seen, terms, name)
+    found = _stages_of(seen, terms, name)
     chosen = torch.tensor(heads, device=seen.scores.device) - 1
     last: slice[Any, Any, Any] = slice(None if keys is None else -keys, None)
 
     def kept(x: Tensor) -> np.ndarray:
         if seen.visible is not None:
             x = x.masked_fill(~seen.visible, torch.nan)
-        # Cut first: picking heads copies, and what is kept of one block must not hold on to all its keys.
+        # Keys are cut before heads are picked, which copies: a view would keep all keys in memory.
         return x[..., last][chosen].float().cpu().numpy()
 
-    return {stage: kept(x) for stage, x in stages.items()}
+    return {stage: kept(x) for stage, x in found.items()}

@@ -1,11 +1,11 @@
-"""What the paper says about f by looking at it, as numbers. Arrays in, numbers out; no torch here.
+"""Measures of what the paper shows about f in pictures. Arrays in, numbers out; no torch here.
 
-local or anti-local   the slope of f against log-lag: least squares over lags >= 1 and all samples. Where it falls, f
-                      draws attention to what is near; where it rises, to what is far.
-input dependence      the part of f's variance that the text makes and not the lag. With v the variance at a fixed lag
+local or anti-local   the slope of f against log-lag: least squares over lags >= 1 and all samples. If it is negative, f
+                      favours near keys; if it is positive, distant ones.
+input dependence      share of f's variance due to the text rather than the lag. With v the variance at a fixed lag
                       across n samples, averaged over lags, and m the variance over lags of the mean over samples:
-                      v / (v + max(0, m - v / n)). Unbiased v, and m without what v adds to it, so that the number does
-                      not grow with the number of samples. 0 for anything that reads positions alone.
+                      v / (v + max(0, m - v / n)). v is unbiased, and its part is subtracted from m, so that the number
+                      does not depend on the number of samples. It is 0 for any function of positions alone.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 FLAT = 0.1
-"""A logit that changes by less over all lags changes no odds by more than about ten percent."""
+"""A head is flat if f changes by less over all lags: odds then change by at most about ten percent."""
 
 Kind = Literal["local", "anti-local", "flat"]
 
@@ -26,11 +26,11 @@ class HeadSummary:
     """Counted from 1, as is the head."""
     head: int
     slope: float
-    """Of f, per unit of the natural logarithm of the lag."""
+    """Slope of f, per unit of the natural logarithm of the lag."""
     slopes: tuple[float, ...]
-    """Of each sample."""
+    """The slope in each sample."""
     r2: float
-    """The part of f's variance over lags >= 1 and samples that the line explains."""
+    """Share of f's variance over lags >= 1 and samples that the line explains."""
     kind: Kind
     input_dependence: float | None
     """None with a single sample: there is nothing to compare."""
@@ -54,7 +54,7 @@ def _log_lags(lags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kind_of(slope: float, lags: np.ndarray) -> Kind:
-    """By the change from lag 1 to the largest lag."""
+    """The kind that follows from the change from lag 1 to the largest lag."""
     change = slope * np.log(max(int(np.max(lags)), 1))
     if abs(change) < FLAT:
         return "flat"
@@ -65,7 +65,7 @@ def explained(values: np.ndarray, lags: np.ndarray) -> float:
     """R squared of the line through all samples: [sample, key]; 0 for a constant."""
     x, used = _log_lags(lags)
     y = np.asarray(values, np.float64)[:, used]
-    # The deviation of a constant may be rounding alone, of which a line would explain something.
+    # Rounding alone may give a constant some variance, of which a line would explain a part.
     if y.size == 0 or np.ptp(y) == 0:
         return 0.0
     slope = float(slope_against_log_lag(y.mean(axis=0), lags[used]))
@@ -73,12 +73,12 @@ def explained(values: np.ndarray, lags: np.ndarray) -> float:
 
 
 def input_dependence(values: np.ndarray) -> float:
-    """[sample, key], 0 to 1: see above. Samples that are equal give exactly 0."""
+    """The measure for [sample, key], 0 to 1. Equal samples give exactly 0."""
     samples = len(values)
     if samples < 2:
         raise ValueError(f"input dependence compares samples; there is {samples}")
     wide = np.asarray(values, np.float64)
-    # Relative to the first: a mean of equal numbers may be rounded, and then differ from them.
+    # Relative to the first sample, as the rounded mean of equal numbers may differ from them.
     within = float((wide - wide[0]).var(axis=0, ddof=1).mean())
     if within == 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""Accuracy on a task of the Chomsky-hierarchy benchmark. The test examples of a length are a function of the length."""
+"""Accuracy on a task of the Chomsky-hierarchy benchmark. All models get the same test examples of a length."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from dape.tasks.chomsky.learn import PROTOCOL, as_tokens, count_correct, mean_lo
 from dape.tasks.chomsky.model import total_length
 
 TEST = 1
-"""Seeds of tests begin with it, those of training with 0."""
+"""First number of the seeds of tests; those of training begin with 0."""
 GROUP = 64
 """Test examples that share one draw of randomised positions."""
 TOKENS_AT_ONCE = 1 << 14
@@ -36,8 +36,8 @@ class Measured:
 
 @torch.inference_mode()
 def measure_at(model: Encoder, config: CheConfig, task: Task, length: int) -> Measured:
-    """Accuracy over all test examples of a length. DeepMind's program takes the mean over groups instead, which differs
-    where not all outputs count."""
+    """Accuracy over all test examples of a length. DeepMind's program takes the mean of the accuracies of groups, which
+    is another number if not all outputs count."""
     device = model.embedding.weight.device
     right, counted, losses, shares = 0, 0, [], []
     for group, first in enumerate(range(0, config.samples, GROUP)):
@@ -63,7 +63,7 @@ def predict(
     encodings: list[PositionalEncoding],
     noise: torch.Generator | None,
 ) -> Float[Tensor, "b o c"]:
-    """Logits of a group, computed in parts that fit."""
+    """Logits of a group, computed in parts that fit into memory."""
     tokens, outputs = as_tokens(sample, config, task, model.embedding.weight.device)
     size = max(1, TOKENS_AT_ONCE // tokens.shape[1])
     parts = [model(part, outputs, encodings=encodings, noise=noise) for part in tokens.split(size)]
@@ -71,7 +71,7 @@ def predict(
 
 
 def as_rows(measured: Measured, config: CheConfig, subject: Subject, *, step: int, extra: dict[str, Any]) -> list[Row]:
-    """Accuracy, and in distribution also the loss: it tells learning rates apart that are all right."""
+    """A row of accuracy; in distribution also one of the loss, which ranks learning rates of equal accuracy."""
     common: dict[str, Any] = {
         "run": subject.name,
         "method": subject.method,
@@ -95,6 +95,6 @@ def as_rows(measured: Measured, config: CheConfig, subject: Subject, *, step: in
 
 
 def data_hash(config: CheConfig, task: str) -> str:
-    """Of what defines the test examples."""
+    """Hash of what defines the test examples."""
     facts = [PROTOCOL, 1, task, config.samples, config.computation, config.compat]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

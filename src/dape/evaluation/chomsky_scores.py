@@ -1,4 +1,4 @@
-"""What the runs have found, by task and method: learning rate, score, spread, beside the paper's. No torch here."""
+"""Scores of the Chomsky benchmark by task and method: best learning rate, mean, spread, the paper's. No torch here."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -17,13 +17,13 @@ class Cell:
     method: str
     lr: float
     rates: int
-    """How many learning rates there were to choose from."""
+    """Number of learning rates that were tried."""
     familiar: float
     """Mean accuracy in distribution, over seeds and lengths."""
     scores: dict[int, float]
-    """By seed, mean accuracy over the lengths beyond training."""
+    """Mean accuracy over the lengths beyond training, by seed."""
     curve: dict[int, float]
-    """By length, mean accuracy over seeds; lengths in distribution too."""
+    """Mean accuracy over seeds, by length, in distribution too."""
     paper: float | None
 
     @property
@@ -32,7 +32,7 @@ class Cell:
 
     @property
     def std(self) -> float | None:
-        """Of the sample; one seed has none."""
+        """Sample standard deviation; None for one seed."""
         return statistics.stdev(self.scores.values()) if len(self.scores) > 1 else None
 
     @property
@@ -46,13 +46,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Run:
-    """One run's numbers by length."""
+    """The measurements of one run, by length."""
 
     accuracy: dict[int, float]
     nll: dict[int, float]
 
     def familiar(self, config: CheConfig) -> tuple[float, float]:
-        """Accuracy in distribution, and minus the loss there to tell apart what is equally right."""
+        """Accuracy in distribution, then minus the loss there, which ranks runs of equal accuracy."""
         lengths = config.familiar_lengths
         losses = [self.nll[n] for n in lengths if n in self.nll]
         return _mean(self.accuracy[n] for n in lengths), -_mean(losses) if losses else 0.0
@@ -64,7 +64,7 @@ class Run:
 def summarise(
     rows: Iterable[Row], config: CheConfig, *, tasks: Sequence[str], methods: Sequence[str], rates: Sequence[float]
 ) -> list[Cell]:
-    """One cell for each task and method of which a run is finished, in the order given."""
+    """A cell for each task and method with a finished run, in the order given."""
     runs = runs_of(rows, config)
     return [
         cell
@@ -75,8 +75,8 @@ def summarise(
 
 
 def summarise_all(rows: Sequence[Row], train_length: int) -> tuple[CheConfig, list[Cell]]:
-    """All that the rows of one benchmark hold, whoever made them, and the settings they were scored by: lengths and
-    ``compat`` are those of the rows. No cells where there are no lengths within or beyond training."""
+    """All cells of the rows of one benchmark, and the settings that they imply: lengths and ``compat`` are those of the
+    rows. No cells without lengths both within and beyond training."""
     compats = {row.extra.get("compat", "") for row in rows}
     config = CheConfig(
         train_length=train_length,
@@ -91,7 +91,7 @@ def summarise_all(rows: Sequence[Row], train_length: int) -> tuple[CheConfig, li
 
 
 def runs_of(rows: Iterable[Row], config: CheConfig) -> dict[tuple[str, str, float], dict[int, Run]]:
-    """By task, method and rate the runs of all seeds that were tested at every length."""
+    """Runs that were tested at every length, by (task, method, rate) and seed."""
     found: dict[tuple[str, str, float], dict[int, Run]] = {}
     for row in rows:
         of_rate = found.setdefault((row.extra["task"], row.method, row.extra["lr"]), {})

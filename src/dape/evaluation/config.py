@@ -1,4 +1,4 @@
-"""How perplexity is measured. No torch here: the command line reads it."""
+"""Settings of measuring perplexity. No torch here: the command line reads it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Protocol = Literal["last_k", "full", "nonoverlap", "per_position"]
 Mode = Literal["packed", "same_document"]
 
 ENOUGH_WINDOWS = 160
-"""Fewer make a comparison uncertain by the choice of text."""
+"""With fewer windows, a comparison depends on the choice of text."""
 EARLY, LATE = range(8, 13), range(98, 103)
 """Positions around token 10 and token 100, between which the in-context gain is taken."""
 
@@ -30,8 +30,8 @@ class EvalConfig:
     mode: Mode = "packed"
     """packed: windows may run across documents, as in the paper. same_document: each lies within one document."""
     reach: int | None = None
-    """Tokens that fit before every place where a window ends, whatever the lengths: windows of one reach score the same
-    tokens. By default it follows from the text: 32768, or about half of a shorter text."""
+    """Tokens before the end of every window, for any length: evaluations with the same reach score the same tokens. By
+    default 32768, or about half of a shorter text."""
 
     def check(self) -> None:
         if not self.lengths:
@@ -43,8 +43,8 @@ class EvalConfig:
                 raise UsageError(f"`{name}` must be at least 1, got {getattr(self, name)}")
         if self.reach is not None and self.reach < max(self.lengths):
             raise UsageError(
-                f"length {max(self.lengths)} is beyond `reach` {self.reach}, the tokens before every place where a "
-                f"window ends. Use `reach` {max(self.lengths)} or more, or leave the length out"
+                f"length {max(self.lengths)} is beyond `reach` {self.reach}, the tokens before the end of every window."
+                f" Use `reach` {max(self.lengths)} or more, or leave the length out"
             )
         if self.protocol == "last_k" and min(self.lengths) < self.last_k:
             raise UsageError(
@@ -56,6 +56,6 @@ class EvalConfig:
 
 
 def evaluation_of(train_length: int, lengths: Sequence[int], *, last_k: int | None, **more: Any) -> EvalConfig:
-    """Doublings of the training length and their shortest for ``last_k``, where nothing else is said."""
+    """Settings with defaults: lengths are doublings of the training length; ``last_k`` is the shortest, at most 256."""
     chosen = tuple(sorted(set(lengths))) or doublings(train_length)
     return EvalConfig(lengths=chosen, last_k=last_k if last_k is not None else max(1, min(256, *chosen)), **more)

@@ -1,9 +1,9 @@
-"""One window read by several processes: each computes the rows of its share, against the keys and values of all.
+"""Context parallelism: several processes read one window, each its share of the rows against all keys and values.
 
-N processes cut a window into 2N slices of consecutive tokens. Process r takes slice r and slice 2N-1-r, which together
-see equally many keys whatever r is. Everything that belongs to a row (residual stream, queries, feed-forward, logits)
-exists in one process only; keys and values are gathered for one layer at a time. The operator is exact on any rows,
-so the nats are those of one process, whatever the encoding.
+N processes cut a window into 2N slices of consecutive tokens. Process r takes slices r and 2N-1-r, which together see
+equally many keys for every r. Residual stream, queries, feed-forward and logits of a row exist in one process only;
+keys and values are gathered for one layer at a time. The operator is exact on any rows, so the nats are those of one
+process, for every encoding.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class Processes(Protocol):
 
 
 class SharedWindows(Reader):
-    """For every process of a group; all of them read the same windows."""
+    """A reader for every process of a group, which all read the same windows."""
 
     def __init__(self, group: Processes) -> None:
         self.group = group
@@ -67,20 +67,20 @@ class SharedWindows(Reader):
     def _hidden(
         self, model: DecoderLM, tokens: Int[Tensor, "b t"], encodings: list[PositionalEncoding], scored: int
     ) -> tuple[Float[Tensor, "b r m"], Int[Tensor, " r"]]:
-        """Final states of those scored tokens that are this process's, and where they stand."""
+        """Final states of this process's scored tokens, and their positions."""
         window = _Window(tokens.shape[1], self.group, tokens.device)
         rows = window.own
         x = encodings[0].embed(model.embedding(tokens[:, rows]), rows)
         for index, block in enumerate(model.blocks):
             assert isinstance(block, Block)
-            if index == len(model.blocks) - 1:  # which asks no queries for the others
+            if index == len(model.blocks) - 1:  # the last block needs queries of scored tokens only
                 rows = rows[rows >= window.length - scored]
             x = _read_block(block, x, encodings[index % len(encodings)], window, len(rows))
         return model.norm(x), rows
 
 
 class _Window:
-    """How the tokens of a window are shared."""
+    """How the tokens of a window are divided among the processes."""
 
     def __init__(self, length: int, group: Processes, device: torch.device) -> None:
         self.length, self.group, self.world = length, group, group.world
@@ -89,7 +89,7 @@ class _Window:
         self.own = torch.cat([self.slices[number] for number in (group.rank, 2 * self.world - 1 - group.rank)])
 
     def features(self, x: Float[Tensor, "b r m"], pe: PositionalEncoding) -> Float[Tensor, "b t n"] | None:
-        """Of all tokens. One slice after the other, as each may go on from the one before it."""
+        """Features of all tokens. Slices are computed in order, as features may depend on the tokens before."""
         kind = pe.features(x[:, :1])
         if kind is None:
             return None
@@ -107,8 +107,9 @@ class _Window:
                 self.group.broadcast(whole[begin:end], source)
         return whole.transpose(0, 1)
 
-    def place(self, k: Float[Tensor, "b g r d"], v: Float[Tensor, "b g r d"]) -> Float[Tensor, "t b n g d"]:
-        """Room for all tokens, those of this process in it. Tokens first: then what a process sends has its place."""
+    def with_own(self, k: Float[Tensor, "b g r d"], v: Float[Tensor, "b g r d"]) -> Float[Tensor, "t b n g d"]:
+        """A tensor for keys and values of all tokens, filled with those of this process. The token axis is the first,
+        so that the rows of a process are contiguous and can be received in place."""
         whole = k.new_empty(self.length, len(k), 2, k.shape[1], k.shape[3])
         whole[self.own, :, 0], whole[self.own, :, 1] = k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)
         return whole
@@ -126,13 +127,13 @@ class _Window:
 def _read_block(
     block: Block, x: Float[Tensor, "b r m"], pe: PositionalEncoding, window: _Window, last: int
 ) -> Float[Tensor, "b s m"]:
-    """As the block itself, on this process's rows; only the last of them ask."""
+    """Compute a block on this process's rows; only the ``last`` of them have queries."""
     first = x.shape[1] - last
     features = window.features(block.norm1(x), pe)
     q, whole = _projected(block, x, pe, window, first, features)
     k, v = window.gather(whole)
     y = _attend(q, k, v, pe, window.own[first:], window.positions, features)
-    del q, k, v, whole  # the feed-forward needs their room
+    del q, k, v, whole  # frees memory for the feed-forward
     x = x[:, first:] + block.attention.out(y.transpose(1, 2).flatten(2))
     return x + block.feed_forward(block.norm2(x))
 
@@ -145,13 +146,13 @@ def _projected(
     first: int,
     features: Float[Tensor, "b t n"] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Queries, and keys and values in their places; nothing else is kept of the projection."""
+    """Queries, and the tensor of keys and values. Copies, so that the projection itself can be freed."""
     q, k, v = block.attention.project(block.norm1(x), None)
-    if pe.rotates_once:  # so that nobody rotates all keys
+    if pe.rotates_once:  # then each process rotates its own keys only
         own = None if features is None else features[:, window.own]
         grid = Grid.at(window.own, window.own, causal=True)
         q, k = pe.rotate(q, k, replace(grid, q_features=own, k_features=own))
-    return q[:, :, first:].clone(), window.place(k, v)
+    return q[:, :, first:].clone(), window.with_own(k, v)
 
 
 def _attend(
@@ -163,7 +164,7 @@ def _attend(
     positions: Int[Tensor, " t"],
     features: Float[Tensor, "b t n"] | None,
 ) -> Float[Tensor, "b h r e"]:
-    """One run of consecutive rows after the other: for those the operator has tables over lags."""
+    """Attention for each run of consecutive rows, for which the operator can use tables over lags."""
     ends = (torch.nonzero(rows.diff() != 1).flatten() + 1).tolist()
     runs = zip(q.tensor_split(ends, dim=2), rows.tensor_split(ends), strict=True)
     found = [

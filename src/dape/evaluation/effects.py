@@ -1,4 +1,4 @@
-"""What an encoding does to attention before anything is trained, as arrays for pictures."""
+"""The effect of an encoding on attention before training, as arrays for pictures."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,62 +13,58 @@ from dape.positional.base import PositionalEncoding
 from dape.positional.randomized import Randomized
 
 TOKENS = 16
-"""Sequences, each of one token repeated, over which is averaged."""
+"""Number of sequences to average over; each repeats one token."""
 POOL_PER_LENGTH = 4
-"""Positions to draw from, where the encoding has no pool of its own."""
+"""Positions to draw from, relative to the length, if the encoding has no pool of its own."""
 SCALE = 1.0
-"""Standard deviation of the numbers of a token."""
+"""Standard deviation of a token's channels."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """Logits less the scores without any encoding, where all tokens of a sequence are the same one: what is left is
-    position alone. Of an additive encoding it is B; of DAPE B + f(A, B); of a rotation how similar a token stays to
-    itself from afar."""
+    """Logits minus the scores without any encoding, for sequences that repeat one token, so that only position matters.
+    For an additive encoding this is B, for DAPE B + f(A, B), for a rotation the change in a token's similarity to
+    itself with distance."""
 
     name: str
     causal: Float[np.ndarray, "h q k"]
-    """What lies in the future is NaN."""
+    """NaN for keys in the future."""
     draws: tuple[Float[np.ndarray, "h q k"], ...]
-    """The same with positions drawn at random, a few times; none where this cannot be."""
+    """The same for randomly drawn positions, once per draw; empty if the encoding does not allow them."""
 
     @property
     def by_distance(self) -> Float[np.ndarray, "h t"]:
-        """Of the last query: distance 0 first."""
+        """The effect on the last query, by distance from 0 on."""
         return self.causal[:, -1, ::-1]
 
 
 def effect(name: str, pe: PositionalEncoding, *, length: int, draws: int, generator: torch.Generator) -> Effect:
-    """``draws``: how often positions are drawn at random."""
+    """The effect in order, and for ``draws`` draws of random positions."""
     fixed = pe.draw(length, generator) if isinstance(pe, Randomized) else pe
     randomized = pe if isinstance(pe, Randomized) else Randomized(pe, pool=POOL_PER_LENGTH * length)
-    tokens = SCALE * torch.randn(TOKENS, 1, _width(pe), generator=generator)
+    tokens = SCALE * torch.randn(TOKENS, 1, pe.dims.num_heads * pe.dims.head_dim, generator=generator)
     through = (randomized.draw(length, generator) for _ in range(draws))
     return Effect(name, _of(fixed, tokens, length), tuple(_of(each, tokens, length) for each in _possible(through)))
 
 
 def _possible(through: Iterator[Randomized]) -> Iterator[Randomized]:
-    """A table of fixed size knows no larger positions."""
+    """The draws up to the first that the encoding refuses, as a table of fixed size does with larger positions."""
     try:
         yield from through
     except ValueError:
         return
 
 
-def _width(pe: PositionalEncoding) -> int:
-    return pe.dims.num_heads * pe.dims.head_dim
-
-
 @torch.no_grad()
 def _of(pe: PositionalEncoding, tokens: torch.Tensor, length: int) -> np.ndarray:
-    heads, places = pe.dims.num_heads, torch.arange(length)
+    """Mean change of the logits over all tokens; NaN for keys in the future."""
 
     def split(x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+        return x.unflatten(-1, (pe.dims.num_heads, -1)).transpose(1, 2)
 
-    alike = tokens.expand(-1, length, -1)
-    embedded = pe.embed(alike, places)
+    repeated = tokens.expand(-1, length, -1)
+    embedded = pe.embed(repeated, torch.arange(length))
     found = intermediates(split(embedded), split(embedded), pe, features=pe.features(embedded))
-    change = (found.logits - scaled_scores(split(alike), split(alike))).mean(dim=0).double()
+    change = (found.logits - scaled_scores(split(repeated), split(repeated))).mean(dim=0).double()
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
     return change.masked_fill(future, torch.nan).numpy()

@@ -1,8 +1,8 @@
-"""Bias maps as files: what is in them, written and read. No torch here.
+"""Write and read the files of bias maps. No torch here.
 
 maps.npz      scores, bias, f, logits, weights: float32 [sample, layer, head, key] of the last query; lags [key]
-images.npz    the same names: float32 [layer, head, query, key] of the last positions of one sample, hidden cells NaN
-maps.json     what they are: model, windows, layers and heads (counted from 1), what was found per head
+images.npz    the same names: float32 [layer, head, query, key] of the last positions of one sample; masked cells NaN
+maps.json     their description: model, windows, layers and heads (counted from 1), measures of each head
 """
 
 import json
@@ -49,12 +49,12 @@ class BiasMaps:
 
 
 def lags_of(rows: Stages) -> np.ndarray:
-    """How far before the last query each key stands: [key], the last one 0."""
+    """Lag of each key from the last query: [key], 0 for the last key."""
     return np.arange(rows["scores"].shape[-1] - 1, -1, -1)
 
 
 def write_maps(folder: Path, maps: BiasMaps) -> None:
-    """Into a folder that exists. The list of files in maps.json holds all that is then in it."""
+    """Write maps into an existing folder. maps.json lists all files that are then in it."""
     _save(folder / ROWS, {**_as_float32(maps.rows), "lags": maps.lags})
     if maps.images is not None:
         _save(folder / IMAGES, _as_float32(maps.images))
@@ -66,7 +66,7 @@ def write_maps(folder: Path, maps: BiasMaps) -> None:
 
 
 def _save(path: Path, arrays: Stages) -> None:
-    np.savez_compressed(path, **arrays)  # pyright: ignore[reportArgumentType]  # takes names, knows allow_pickle
+    np.savez_compressed(path, **arrays)  # pyright: ignore[reportArgumentType]  # arrays by name
 
 
 def _as_float32(stages: Stages) -> Stages:
@@ -74,7 +74,7 @@ def _as_float32(stages: Stages) -> Stages:
 
 
 def read_maps(folder: Path) -> BiasMaps:
-    """What :func:`write_maps` wrote, checked; also from before there were checksums."""
+    """Read and check the files of :func:`write_maps`. Those of older versions have no checksums."""
     facts = read_facts(folder)
     if facts is None:
         raise UsageError(f"{folder}: holds no {FACTS} of `dape visualize`")
@@ -92,7 +92,7 @@ _ADVICE = "Draw the maps again with `dape visualize`."
 
 
 class _Facts(TypedDict):
-    """What readers rely on in maps.json, among other things."""
+    """The part of maps.json that readers rely on."""
 
     samples: list[dict[str, Any]]
     layers: list[Count]
@@ -107,7 +107,7 @@ class _Facts(TypedDict):
 
 
 def read_facts(folder: Path) -> dict[str, Any] | None:
-    """The content of maps.json; None if the folder is not an output of ours."""
+    """The content of maps.json; None if the folder was not written by :func:`write_maps`."""
     try:
         facts = read_json(folder / FACTS)
     except (OSError, ValueError):
@@ -116,7 +116,7 @@ def read_facts(folder: Path) -> dict[str, Any] | None:
 
 
 def _read_arrays(path: Path, shape: tuple[int | None, ...]) -> Stages:
-    """Of this shape, where it is known."""
+    """All stages in a file. ValueError unless they have this shape; None is any size."""
     if not path.is_file():
         raise ValueError(f"{path}: missing or damaged. {_ADVICE}")
     with reading(path, "missing or damaged", _ADVICE), path.open("rb") as file:

@@ -1,9 +1,9 @@
-"""Does f use content? What a trained DAPE model loses when f is fed something else, and where f's variance comes from.
+"""Does f use content? The loss of a trained DAPE model when f reads other scores, and the sources of f's variance.
 
 swapped   f reads the scores of another text: logits A + B + f(A', B), A' the scores of the next window of the batch.
-frozen    f reads the mean score at each lag, taken over all texts: its content columns carry no content any more.
-share     the part of f's variance at a fixed lag (over texts and queries) in all of its variance, per layer and head.
-gains     which tokens one model predicts better than another: tokens that repeat a rare one of their window, or others.
+frozen    f reads the mean score at each lag over all texts, so that its input has no content.
+share     share of f's variance due to the text rather than the lag (over texts and queries), per layer and head.
+gains     which tokens one model predicts better than another: those that repeat a rare token of the window, or others.
 """
 
 import math
@@ -24,12 +24,12 @@ from dape.positional.grid import Grid
 from dape.results.statistics import paired_t
 
 BATCH = 4
-"""Windows that are swapped with each other."""
+"""Windows per batch, within which scores are swapped."""
 RARE = 1e-4
-"""A token is rare if it is a smaller share of the training text."""
+"""A token is rare if its share of the training text is smaller."""
 
 Source = Callable[[Tensor, Grid], Tensor]
-"""From the scores of a block of rows to those that f reads."""
+"""From the scores of a block of rows to the scores that f reads."""
 
 
 class Fed(Around):
@@ -55,12 +55,12 @@ class Fed(Around):
 
 
 def swapped(scores: Tensor, grid: Grid) -> Tensor:
-    """Those of the next text of the batch."""
+    """A :data:`Source`: the scores of the next text of the batch."""
     return scores.roll(1, dims=0)
 
 
 class ByLag:
-    """Mean and variance of scores and of f at every lag, per head: sums over texts and queries, in float64."""
+    """Collects mean and variance of scores and of f at every lag, per head, over texts and queries, in float64."""
 
     def __init__(self, dape: DapeWrapper) -> None:
         self._dape = dape
@@ -69,7 +69,7 @@ class ByLag:
         self._sums = {name: torch.zeros(heads, 0, dtype=torch.float64) for name in ("A", "A2", "f", "f2")}
 
     def record(self, scores: Tensor, grid: Grid) -> Tensor:
-        """A :data:`Source` that changes nothing."""
+        """A :data:`Source` that returns the scores unchanged, and collects them."""
         lag, visible = grid.lag(), grid.visible()
         assert lag.dim() == 2 and visible is not None and visible.dim() == 2, "plain causal batches only"
         self._grow(int(lag.max()) + 1)
@@ -83,38 +83,39 @@ class ByLag:
         return scores
 
     def _grow(self, lags: int) -> None:
+        """Make room for lags below ``lags``."""
         more = lags - len(self._count)
         if more > 0:
             self._count = torch.nn.functional.pad(self._count, (0, more))
             self._sums = {name: torch.nn.functional.pad(x, (0, more)) for name, x in self._sums.items()}
 
     def frozen(self, scores: Tensor, grid: Grid) -> Tensor:
-        """A :data:`Source`: the mean score at each lag instead of the score."""
+        """A :data:`Source`: the mean score at each lag."""
         means = (self._sums["A"] / self._count).to(scores)
         lag = grid.lag().clamp(min=0, max=means.shape[1] - 1)
         return means[:, lag].expand_as(scores)
 
     def variance(self, name: str) -> Float[np.ndarray, "h n"]:
-        """Over texts and queries, at every lag."""
+        """Variance of ``name`` (A or f) over texts and queries, at every lag."""
         mean = self._sums[name] / self._count
         return (self._sums[f"{name}2"] / self._count - mean.square()).clamp(min=0).numpy()
 
     def share(self) -> Float[np.ndarray, " h"]:
-        """Of f's variance, the part at fixed lags. Every lag counts equally, as near lags have most of the cells."""
+        """Share of f's variance that is at fixed lags. All lags have equal weight, though near ones have more cells."""
         within = self.variance("f").mean(axis=1)
         between = (self._sums["f"] / self._count).numpy().var(axis=1)
         total = within + between
         return np.divide(within, total, out=np.zeros_like(total), where=total > 0)
 
     def content_share(self) -> Float[np.ndarray, "h n"]:
-        """Variance of f over variance of scores, at every lag: how much of the content in the logits comes by f."""
+        """Variance of f relative to that of f and scores, at every lag: f's share of the content in the logits."""
         f, scores = self.variance("f"), self.variance("A")
         return np.divide(f, f + scores, out=np.zeros_like(f), where=f + scores > 0)
 
 
 @dataclass(frozen=True)
 class Dissected:
-    """Of one model at one length, on the same tokens: nats [window, token] with f as it is, and with other inputs."""
+    """Nats [window, token] of one model at one length: with f as trained, and with other inputs of f."""
 
     length: int
     usual: np.ndarray
@@ -123,7 +124,7 @@ class Dissected:
     layers: tuple[ByLag, ...]
 
     def cost(self, name: str) -> tuple[float, float, float]:
-        """Nats per token that the other input costs, and its 95% interval over windows."""
+        """Increase of nats per token by another input (swapped or frozen), and its 95% interval over windows."""
         return mean_interval((getattr(self, name) - self.usual).mean(axis=1))
 
 
@@ -137,8 +138,17 @@ def dissect(
     *,
     watch: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Dissected:
-    """``windows`` hold length + 1 tokens each; the last ``scored`` of each are scored. ``watch`` hears which of
-    :data:`PASSES` has done how many of how many windows."""
+    """Evaluate a model with f as trained, and with other inputs of f.
+
+    Args:
+        model: with a DAPE encoding in every layer.
+        windows: at least two, of length + 1 tokens each.
+        scored: how many of the last tokens of each window are scored.
+        watch: called with the name of a pass (of :data:`PASSES`), and how many of how many windows it has done.
+
+    Raises:
+        ValueError: an encoding without f, or fewer than two windows.
+    """
     encodings = [pe for pe in model.encodings if isinstance(pe, DapeWrapper)]
     if not encodings or len(encodings) < len(model.encodings):
         raise ValueError(f"{model.config.encoding} has no f; models with dape-X can be taken apart")
@@ -158,7 +168,7 @@ def _nll(
     dapes = [pe for pe in model.encodings if isinstance(pe, DapeWrapper)]
     fed = _Model(model, [Fed(pe, source) for pe, source in zip(dapes, sources, strict=True)])
     device = model.embedding.weight.device
-    # No batch of one: it would be swapped with itself.
+    # At least two windows in each batch: a single one would be swapped with itself.
     parts = np.array_split(windows, max(1, len(windows) // BATCH))
     found: list[np.ndarray] = []
     for part in parts:
@@ -168,7 +178,7 @@ def _nll(
 
 
 class _Model:
-    """The model with other encodings, as :func:`window_nll` reads it."""
+    """A model with other encodings, for :func:`window_nll`."""
 
     def __init__(self, model: DecoderLM, encodings: list[Fed]) -> None:
         self.embedding, self.head, self.config, self.encodings = model.embedding, model.head, model.config, encodings
@@ -184,7 +194,7 @@ class _Model:
 def token_groups(
     windows: Int[np.ndarray, "n t"], scored: int, frequency: Float[np.ndarray, " v"]
 ) -> dict[str, np.ndarray]:
-    """For each scored token, to which group it belongs: [window, token] of truth values."""
+    """For each group of scored tokens its members: bool [window, token]."""
     repeats = np.zeros((len(windows), scored), bool)
     for row, window in enumerate(windows):
         first = {}
@@ -211,10 +221,11 @@ class Gain:
     high: float
     """95% interval over windows."""
     total_share: float
-    """Of the whole gain, how much these tokens make."""
+    """Share of the whole gain that is due to these tokens."""
 
 
 def gains(first: Measured, second: Measured, groups: dict[str, np.ndarray]) -> list[Gain]:
+    """The gain of the first model over the second in every group that has tokens."""
     difference = second.nll.astype(np.float64) - first.nll
     whole = difference.sum()
     found = []

@@ -1,5 +1,7 @@
-"""A checkpoint, and the text on which it is measured. Torch is imported when a model is loaded, and not before: a wrong
-path is refused at once."""
+"""Open a checkpoint, and the text on which it is measured.
+
+Torch is imported only when a model is loaded, so that a wrong path is refused at once.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +42,7 @@ class Opened:
         return load_model(self.where, self.description, device).eval()
 
     def subject(self, corpus: Corpus) -> "Subject":
-        """As rows name it."""
+        """The model and its data, as rows describe them."""
         from dape.evaluation.perplexity import Subject
 
         return Subject(
@@ -55,7 +57,7 @@ class Opened:
         )
 
     def corpus(self, given: "str | Path | Corpus | None") -> Corpus:
-        """The data asked for, or that of training; its tokenizer must be the model's."""
+        """The data ``given``, by default that of training. UsageError if its tokenizer is not the model's."""
         where, own = self.where, self.description.data
         run = run_folder(where)
         if isinstance(given, Corpus):
@@ -77,7 +79,7 @@ class Opened:
 
 
 def open_checkpoint(path: Path) -> Opened:
-    """The newest checkpoint of a run, or the one that ``path`` is."""
+    """Open the checkpoint at ``path``, or the newest one of the run at ``path``."""
     where = find(path)
     description = describe(where)
     with reading(where / DESCRIPTION, "cannot be loaded"):
@@ -87,10 +89,9 @@ def open_checkpoint(path: Path) -> Opened:
 
 
 def open_text(spec: str, tokenizer: str, fingerprint: str) -> Corpus:
-    """A prepared folder as it is; text is prepared with the model's own tokenizer, and kept in the cache."""
-
+    """Open a prepared folder, or prepare a text in the cache with the model's own tokenizer."""
     if is_prepared(Path(spec)):
         return open_data(spec)
     key = f"{digest(expand(spec).items)[:12]}-{fingerprint[:12]}"
-    # The folder is ours and not the user's: who comes second cannot choose another, and waits.
+    # The user cannot choose another folder in the cache, so a second process waits for the first.
     return open_data(spec, out=cache_folder() / f"text-{key}", tokenizer=tokenizer, wait=True)

@@ -1,13 +1,13 @@
-"""Perplexity against length. Sums of nats and counts of tokens first; means, exponents and rows from those.
+"""Perplexity against length, from the nats of every scored token.
 
-``last_k`` (the paper's protocol, with its targets fixed): N anchors e in held-out text; at every length L the model
-reads tokens e-L-1 ... e-2 and is scored on its predictions of e-k ... e-1. So all lengths score the same tokens, and a
-difference between lengths is a difference in what the context was worth.
+``last_k`` (the paper's protocol, but with fixed targets): N ends e in held-out text. At every length L the model reads
+tokens e-L-1 ... e-2 and is scored on its predictions of e-k ... e-1. All lengths score the same tokens, so a difference
+between lengths is the effect of more context.
 """
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,12 @@ from dape.models.readable import Readable
 from dape.positional.randomized import Randomized
 from dape.results.records import Row
 from dape.training.cost import window_bytes
+from dape.training.device import free_memory
 
 RANDOM_BATCH = 8
-"""Windows that share one draw of randomised positions; fixed, so that results do not depend on memory."""
+"""Windows that share one draw of randomised positions. It is fixed, so that results do not depend on memory."""
 TOKENS_AT_ONCE = 1 << 15
-"""Enough to keep a processor busy."""
+"""Tokens per batch, enough to keep a processor busy."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Measured:
     first: int
     """Position of the first scored token in its window."""
     reach: int
-    """Of the windows, see :class:`EvalConfig`."""
+    """Tokens before the end of every window, see :class:`EvalConfig`."""
 
     @property
     def mean(self) -> float:
@@ -50,7 +51,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The model that is measured, and on what."""
+    """The model that is measured, and the data, as rows describe them."""
 
     run: str
     method: str
@@ -64,9 +65,9 @@ class Subject:
 
 
 def as_rows(measured: Measured, subject: Subject, config: EvalConfig) -> list[Row]:
-    """Perplexity at one length; by position, one row of nats per doubling of the position."""
+    """A row of perplexity; for the protocol per_position, a row of nats per doubling of the position."""
     common: dict[str, Any] = {
-        **{f.name: getattr(subject, f.name) for f in fields(subject)},
+        **vars(subject),
         "length": measured.length,
         "protocol": config.protocol,
         "k": config.last_k if config.protocol == "last_k" else None,
@@ -108,10 +109,20 @@ def measure(
     watch: Callable[[int, int, int], None] = lambda length, done, total: None,
     reader: "Reader | None" = None,
 ) -> Iterator[Measured]:
-    """One :class:`Measured` per length, shortest first; ``watch(length, done, of how many)`` hears of windows.
-    ``reader``: several processes may read a window together.
+    """Yield a :class:`Measured` per length, shortest first.
 
-    Windows end where the reach has room, so what is measured at one length does not depend on the other lengths."""
+    Where windows end depends on the reach alone, so a measurement does not depend on the other lengths.
+
+    Args:
+        model: any model with the methods of :class:`Readable`.
+        stream: the held-out text.
+        config: lengths, protocol and windows.
+        watch: called with a length, and how many of how many windows have been read.
+        reader: how windows become nats, for instance in several processes.
+
+    Raises:
+        UsageError: settings that are invalid, or too long for the text.
+    """
     config = with_reach(config, stream)
     assert config.reach is not None
     ends = None if config.protocol == "nonoverlap" else ends_of(stream, config)
@@ -125,8 +136,8 @@ def measure(
 
 
 def in_context_row(model: Readable, stream: TokenStream, subject: Subject, windows: int) -> Row:
-    """How many nats less a token costs after 100 tokens of context than after 10, at the training length: a model
-    without any use of its context gains nothing. Five neighbouring positions each, as one is noisy."""
+    """The in-context gain: mean nats of a token after about 10 tokens of context minus after about 100, at the training
+    length. A model that does not use its context gains nothing. Each mean is over five positions, to reduce noise."""
     length = subject.train_length
     if length <= max(LATE):
         raise UsageError(f"the in-context gain needs a training length above {max(LATE)}, got {length}")
@@ -141,7 +152,7 @@ def in_context_row(model: Readable, stream: TokenStream, subject: Subject, windo
 
 
 def with_reach(config: EvalConfig, stream: TokenStream) -> EvalConfig:
-    """The settings, checked, with the reach that the text has if none was given."""
+    """Check the settings, and add the default reach of the text if none was given."""
     config.check()
     if config.reach is not None:
         return config
@@ -152,7 +163,7 @@ def with_reach(config: EvalConfig, stream: TokenStream) -> EvalConfig:
 
 
 def _beyond(stream: TokenStream, config: EvalConfig, longest: int, reach: int) -> str:
-    """Why a length does not fit, and what does."""
+    """An error message: why a length does not fit, and which does."""
     documents = np.diff(stream.document_ends, prepend=0)
     available = int(documents.max(initial=0)) if config.mode == "same_document" else len(stream)
     what = "longest held-out document" if config.mode == "same_document" else "held-out text"
@@ -169,7 +180,7 @@ def _beyond(stream: TokenStream, config: EvalConfig, longest: int, reach: int) -
 
 
 def ends_of(stream: TokenStream, config: EvalConfig) -> np.ndarray:
-    """Where the windows end. Without last_k too, k only keeps them apart."""
+    """Where the windows end. In other protocols than last_k too, ends are at least ``last_k`` tokens apart."""
     config = with_reach(config, stream)
     assert config.reach is not None
     k = min(config.last_k, config.reach)
@@ -179,7 +190,7 @@ def ends_of(stream: TokenStream, config: EvalConfig) -> np.ndarray:
 
 
 def _consecutive_windows(stream: TokenStream, length: int, reach: int, windows: int) -> np.ndarray:
-    """The beginning of the text cut into windows that share only a border token; every length covers the same text."""
+    """Cut the beginning of the text into windows that share one token. Every length covers the same text."""
     room = len(stream) - 1
     covered = min(room // reach, windows) * reach
     if covered == 0:
@@ -191,7 +202,7 @@ def _consecutive_windows(stream: TokenStream, length: int, reach: int, windows: 
 
 
 class Reader:
-    """How windows become nats."""
+    """Computes the nats of windows."""
 
     def size(self, model: Readable, length: int) -> int:
         """Windows at a time."""
@@ -218,7 +229,7 @@ def _nll(
 
 
 def window_nll(model: Readable, tokens: Tensor, scored: int, *, seed: int = 0) -> Tensor:
-    """[b, length + 1] tokens to [b, scored] nats. Logits are made for scored tokens only."""
+    """From tokens [b, length + 1] to nats [b, scored]. Logits are computed for scored tokens only."""
     with torch.inference_mode():
         encodings = model.drawn_encodings(tokens.shape[1] - 1, torch.Generator().manual_seed(seed))
         hidden = model.hidden(tokens[:, :-1], encodings=encodings, last=scored)
@@ -226,8 +237,9 @@ def window_nll(model: Readable, tokens: Tensor, scored: int, *, seed: int = 0) -
 
 
 def nats(model: Readable, hidden: Tensor, targets: Tensor) -> Tensor:
-    """[b, r, m] final states and [b, r] targets to [b, r] nats."""
-    step = _tokens_per_head_call(model)
+    """From final states [b, r, m] and targets [b, r] to nats [b, r]."""
+    # In pieces: the logits of a long window with a large vocabulary would be the largest tensor of all.
+    step = max(1, (1 << 24) // model.config.vocabulary)
     pieces = zip(hidden.split(step, 1), targets.split(step, 1), strict=True)
     return torch.cat([_nats(model.head(h), wanted) for h, wanted in pieces], dim=1)
 
@@ -237,23 +249,9 @@ def _nats(logits: Tensor, targets: Tensor) -> Tensor:
     return flat.view_as(targets)
 
 
-def _tokens_per_head_call(model: Readable) -> int:
-    """Logits of a long window with a large vocabulary would be the largest tensor of all."""
-    return max(1, (1 << 24) // model.config.vocabulary)
-
-
 def batch_size(model: Readable, length: int) -> int:
-    """Windows at a time: enough to keep the processor busy, no more than memory allows."""
+    """Windows per batch: enough to keep the processor busy, and no more than memory allows."""
     if any(isinstance(pe, Randomized) for pe in model.encodings):
         return RANDOM_BATCH
     room = 0.25 * free_memory(model.embedding.weight.device)
     return max(1, int(min(TOKENS_AT_ONCE / length, room / window_bytes(model.config.width, length))))
-
-
-def free_memory(device: torch.device) -> float:
-    """In bytes."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    from dape.machine import available_bytes
-
-    return available_bytes()

@@ -1,11 +1,11 @@
-"""Questions in text. A statement, filler around it, and at the end the statement once more up to what it states.
+"""Questions in text: a statement within filler text, and at the end its beginning once more, as the question.
 
-passkey   The pass key is "73914"               asked: The pass key is "
-recall    haku "mata"   (several such pairs)    asked: haku "
+passkey   The pass key is "73914"               question: The pass key is "
+recall    haku "mata"   (several such pairs)    question: haku "
 
-The filler is held-out text of the kind the model was trained on. Question and statement have the same wording, down to
-the tokens, so that a model that copies what followed the last time can answer. Everything here is a function of its
-arguments: a sample of (seed, length, depth, index) and of the corpus, but not of the model.
+The filler is held-out text of the kind that the model was trained on. Question and statement begin with equal tokens,
+so a model that copies what followed them before can answer. A sample is a function of (seed, length, depth, index) and
+the corpus, but not of the model.
 """
 
 import json
@@ -27,30 +27,30 @@ MOST_ATTEMPTS = 1000
 
 
 def opening(name: str) -> str:
-    """How a statement begins, and the whole of a question. The quotation mark keeps any tokenizer from joining what is
-    asked for with what stands before it."""
+    """The beginning of a statement, which is also the question. It ends in a quotation mark, so that no tokenizer joins
+    the answer with the text before it."""
     return f'\n{name} "'
 
 
 @dataclass(frozen=True)
 class Sample:
     tokens: np.ndarray
-    """length + 1 tokens; the answer is at the end."""
+    """length + 1 tokens, with the answer at the end."""
     twin: np.ndarray
-    """The same, but with another answer stated: question and answer at the end have not changed."""
+    """The same tokens, but the context states another answer. Question and answer at the end are unchanged."""
     answer: int
-    """Tokens of the answer."""
+    """Number of tokens of the answer."""
 
 
 @dataclass(frozen=True)
 class _Draw:
-    """What is random in a sample, apart from the places of other statements."""
+    """The random parts of a sample, except where the other statements are."""
 
     names: list[str]
     values: list[str]
-    """What is stated about each name; the first is asked for."""
+    """The value that is stated for each name. The question asks for the first."""
     other: str
-    """What the twin states about the first."""
+    """The value that the twin states for the first name."""
     filler: np.ndarray
 
 
@@ -66,7 +66,7 @@ class TextTask:
         return self.config.pairs if self.task == "recall" else 1
 
     def data_hash(self, corpus_hash: str) -> str:
-        """Of what defines the samples."""
+        """Hash of what defines the samples."""
         config = self.config
         facts = [self.task, 1, opening("NAME"), CLOSE, self.statements, config.samples, config.seed, corpus_hash]
         return sha256_of(json.dumps(facts))
@@ -91,7 +91,7 @@ class TextTask:
     def _with_statements(
         self, filler: np.ndarray, cuts: Sequence[int], names: Sequence[str], values: Sequence[str]
     ) -> Iterator[np.ndarray]:
-        """The filler with a statement at each cut; where there are several, the one that is asked for comes first."""
+        """The filler with a statement at each cut. Of several at one cut, the one that is asked for is the first."""
         before = 0
         for cut, name, value in sorted(zip(cuts, names, values, strict=True), key=lambda each: each[0]):
             yield filler[before:cut]
@@ -100,14 +100,14 @@ class TextTask:
         yield filler[before:]
 
     def _statement(self, name: str, value: str) -> np.ndarray:
-        # Encoded in parts, so that the answer is made of the same tokens here and in the question.
+        # Encoded in parts, so that the answer has the same tokens here and after the question.
         return np.concatenate([self.tokenizer.encode(opening(name)), self.tokenizer.encode(value), self._close])
 
-    # What is random --------------------------------------------------------------------------------------------------
+    # Random parts ----------------------------------------------------------------------------------------------------
 
     def _draw(self, length: int, index: int) -> _Draw:
-        """Names and values that the filler does not mention. All lengths and depths of an index have the same ones, and
-        filler that ends at the same place, unless the filler of one length forbids it."""
+        """Draw names and values that the filler does not contain. All lengths and depths of an index have the same
+        draw and filler with the same end, unless the filler of some length contains a word."""
         for names, values, other, end in self._candidates(index):
             room = length + 1 - self._needed(names, values)
             if room < 0:
@@ -122,7 +122,7 @@ class TextTask:
         )
 
     def _candidates(self, index: int) -> Iterator[tuple[list[str], list[str], str, int]]:
-        """Names, values, what the twin states instead of the first, and where the filler ends."""
+        """Draws of names, values, the twin's value for the first name, and the end of the filler."""
         for attempt in range(MOST_ATTEMPTS):
             generator = np.random.default_rng([self.config.seed, index, 0, attempt])
             names, values, other = self._words(generator)
@@ -135,7 +135,7 @@ class TextTask:
             shifted = (digits + generator.integers(1, 10, KEY_DIGITS)) % 10  # differs in every digit
             return ["The pass key is"], [_joined(digits)], _joined(shifted)
         pairs = self.config.pairs
-        # All begin with different letters: the first one tells which value it is.
+        # All begin with different letters, so that the first letter identifies a value.
         initials = generator.permutation(list(CONSONANTS))
         values = [_word(generator, str(initial)) for initial in initials[: pairs + 1]]
         initials = generator.permutation(list(CONSONANTS))
@@ -143,19 +143,19 @@ class TextTask:
         return names, values[:-1], values[-1]
 
     def _needed(self, names: Sequence[str], values: Sequence[str]) -> int:
-        """Tokens of all statements, of the question and of its answer."""
+        """Number of tokens of all statements, the question and its answer."""
         stated = sum(len(self._statement(name, value)) for name, value in zip(names, values, strict=True))
         return stated + len(self._statement(names[0], values[0])) - len(self._close)
 
     def _filler(self, tokens: int, end: int) -> np.ndarray:
-        """Held-out text, read as a ring, so that where it ends does not depend on how long it is."""
+        """``tokens`` tokens of held-out text up to ``end``; before the first token comes the last."""
         available = len(self.stream)
         if available < tokens:
             raise UsageError(f"the held-out text has {available} tokens, too few to fill a text with {tokens}")
         return self.stream.gather((end - tokens + np.arange(tokens)) % available)
 
     def shortest(self) -> int:
-        """The smallest length at which every sample has room for what it must say."""
+        """The smallest length at which the statements, question and answer of every sample fit."""
         drawn = (next(self._candidates(index)) for index in range(self.config.samples))
         return max(self._needed(names, values) for names, values, _, _ in drawn) - 1
 
@@ -165,7 +165,7 @@ def _joined(digits: np.ndarray) -> str:
 
 
 def _word(generator: np.random.Generator, initial: str) -> str:
-    """Like hakuna: syllables of a consonant and a vowel."""
+    """A word such as haku: syllables of a consonant and a vowel."""
     word = initial + generator.choice(list(VOWELS))
     for _ in range(SYLLABLES - 1):
         word += generator.choice(list(CONSONANTS)) + generator.choice(list(VOWELS))

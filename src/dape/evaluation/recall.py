@@ -1,4 +1,4 @@
-"""Accuracy of recall on longer contexts and with other numbers of pairs than in training."""
+"""Accuracy of recall on longer contexts, and with other numbers of pairs, than in training."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -45,7 +45,7 @@ def measure_at(model: Readable, config: RecallConfig, subject: Subject, length: 
 
 
 def _tests(model: Readable, config: RecallConfig, length: int) -> Iterator[tuple[np.ndarray, dict[str, float]]]:
-    """Which answers were right, and where that was measured: nowhere in particular, at a depth, with so many pairs."""
+    """Every test at one length: which answers were right, and its number of pairs or depth, if it has one."""
     for pairs in sorted({config.pairs, *config.test_pairs}):
         if fits(length, pairs):
             right = correct(model, evaluation_sequences(config, length=length, pairs=pairs))

@@ -1,4 +1,4 @@
-"""What was measured: rows, their statistics, and the paper's numbers. Nothing here needs torch.
+"""Result rows, their statistics, and the paper's numbers. Nothing here needs torch.
 
 Examples:
     >>> from dape.results import read_rows

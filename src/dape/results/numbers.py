@@ -1,4 +1,4 @@
-"""How numbers are written in tables, figures and sentences."""
+"""Numbers and lists as text, for tables, figures and sentences."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ HIGHER_IS_BETTER = frozenset({"accuracy"})
 
 
 def as_text(value: float, metric: str = "perplexity") -> str:
-    """Four digits of a perplexity, whatever its size; accuracy in percent."""
+    """A perplexity with four digits; accuracy in percent."""
     if not math.isfinite(value):
         return str(value)
     if metric == "accuracy":
@@ -18,20 +18,20 @@ def as_text(value: float, metric: str = "perplexity") -> str:
 
 
 def decimals(value: float) -> int:
-    """After the point, so that four digits are shown; ten is 10.00 also when it came from 9.9996."""
+    """Decimals with which four digits are shown: 9.9996 has two, as it is written 10.00."""
     size = abs(value)
     return 3 if size < 9.9995 else 2 if size < 99.995 else 1 if size < 999.95 else 0
 
 
 def deviation(std: float, mean: float, metric: str = "perplexity") -> str:
-    """To as many places as the mean it stands beside."""
+    """A standard deviation, with as many decimals as its mean."""
     if metric == "accuracy" or abs(mean) >= 1e5:
         return as_text(std, metric)
     return f"{std:.{decimals(mean)}f}"
 
 
 def percent(ratio: float) -> str:
-    """By how much a ratio differs from one, without sign."""
+    """The difference of a ratio from one, in percent and without sign."""
     if math.isnan(ratio):
         return "an unknown amount"
     change = 100 * abs(ratio - 1)
@@ -49,18 +49,21 @@ def p_text(p: float) -> str:
 
 
 def runs_of(lengths: Sequence[int], among: Sequence[int]) -> str:
-    """Lengths as ranges of those measured: 64 to 512, 2048."""
-    places = {length: place for place, length in enumerate(among)}
+    """``lengths`` as ranges of those measured, ``among``: 64 to 512 and 2048."""
+    index = {length: number for number, length in enumerate(among)}
     groups: list[list[int]] = []
     for length in sorted(lengths):
-        if groups and places[length] == places[groups[-1][-1]] + 1:
+        if groups and index[length] == index[groups[-1][-1]] + 1:
             groups[-1].append(length)
         else:
             groups.append([length])
-    written = [_range(group) for group in groups]
-    if len(written) == 1:
-        return written[0]
-    return f"{', '.join(written[:-1])} and {written[-1]}"
+    return in_words([_range(group) for group in groups])
+
+
+def in_words(items: Sequence[object]) -> str:
+    """a, b and c"""
+    names = [str(item) for item in items]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
 
 
 def _range(group: Sequence[int]) -> str:

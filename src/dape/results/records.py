@@ -1,11 +1,11 @@
-"""The one type of result row, and JSON Lines files of it that are only ever appended to. No torch here."""
+"""The type of all result rows, and JSON Lines files of rows, which are only appended to. No torch here."""
 
 import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from io import RawIOBase
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ from dape.reading import as_record, parse_json, read_json_lines, reason, short
 @dataclass(frozen=True, kw_only=True)
 class Row:
     run: str
-    """Which training run: unique within a file, for instance dape-kerple-seed0."""
+    """Name of the training run, unique within a file, for instance dape-kerple-seed0."""
     method: str
     """Positional encoding, spelled as in `dape list`."""
     seed: int
     """Seed of weights and data order."""
     train_length: int
     length: int
-    """Tokens of context; the value was measured at this length."""
+    """Tokens of context at which the value was measured."""
     metric: str
     """perplexity, nll (nats per token), accuracy (0 to 1), ..."""
     value: float
@@ -35,7 +35,7 @@ class Row:
     data_hash: str
     """Hash of the text that was scored."""
     variant: str = ""
-    """Options of the method, where runs of one file differ in them: hidden=4; as in the paper's tables."""
+    """Options of the method, such as hidden=4, if the runs of a file differ in them; as in the paper's tables."""
     k: int | None = None
     """Scored tokens per window, if the protocol limits them."""
     windows: int | None = None
@@ -43,8 +43,8 @@ class Row:
     mode: str = ""
     """packed (windows run across documents) or same_document."""
     reach: int | None = None
-    """Tokens before every end of a window: with data, k, windows and mode this says which tokens were scored. Rows from
-    before it existed have none; their windows ended where the greatest length of their run had room."""
+    """Tokens before the end of every window. With data, k, windows and mode it determines which tokens were scored. Old
+    rows have none: there it was the greatest length of the run."""
     step: int | None = None
     """Optimizer steps the model was trained for."""
     tokenizer: str = ""
@@ -52,7 +52,7 @@ class Row:
     """Mean nats per scored token of each window, in the order of the anchors: windows pair up between methods."""
     note: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Anything else worth keeping: position bucket, depth, precision, threads, versions, commit."""
+    """Other facts: range of positions, depth, precision, threads, versions, commit."""
 
     @property
     def label(self) -> str:
@@ -60,7 +60,7 @@ class Row:
         return f"{self.method} ({self.variant})" if self.variant else self.method
 
     def as_json(self) -> str:
-        """One line. Fields left at their default are left out; JSON has no infinity, so it is written as text."""
+        """One line. Fields with their default are left out; infinity, which JSON does not have, is written as text."""
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         needed = {name: value for name, value in given.items() if name in _REQUIRED or value not in (None, "", (), {})}
         needed["value"] = _as_text_if_infinite(self.value)
@@ -70,11 +70,12 @@ class Row:
 
     @classmethod
     def from_json(cls, line: str) -> "Row":
-        """ValueError if it is no row: also where a field has the wrong type, as after an edit by hand."""
+        """Parse a line. ValueError if it is not a row, or a field has the wrong type."""
         return cls.from_plain(parse_json(line))
 
     @classmethod
     def from_plain(cls, given: Any) -> "Row":
+        """A row from the content of a line. Unknown fields go into ``extra``."""
         if not isinstance(given, dict):
             raise ValueError("not a JSON object")
         missing = [name for name in _REQUIRED if name not in given]
@@ -94,18 +95,7 @@ class Row:
         return asdict(self)
 
 
-_REQUIRED = (
-    "run",
-    "method",
-    "seed",
-    "train_length",
-    "length",
-    "metric",
-    "value",
-    "scored_tokens",
-    "protocol",
-    "data_hash",
-)
+_REQUIRED = tuple(f.name for f in fields(Row) if f.default is MISSING and f.default_factory is MISSING)
 
 
 def _as_text_if_infinite(value: float) -> float | str:
@@ -119,12 +109,12 @@ def _from_text(value: Any) -> Any:
 # Files ---------------------------------------------------------------------------------------------------------------
 
 _FIRST = b'{"rows": '
-"""How a line begins that says how many rows, itself included, were written at once. Versions from before this was noted
-take the number for something extra, and their rows are read without it."""
+"""The beginning of the first line of rows that were written at once; their number follows. Older versions of dape wrote
+rows without it, and read it into ``extra``."""
 
 
 def rows_text(rows: Iterable[Row]) -> str:
-    """Lines to be written at once. The first says how many they are, so that fewer are noticed."""
+    """Lines to be written at once. The first one says how many they are, so that missing ones are noticed."""
     lines = [row.as_json() for row in rows]
     if lines:
         lines[0] = f"{_FIRST.decode()}{len(lines)}, {lines[0][1:]}"
@@ -132,14 +122,14 @@ def rows_text(rows: Iterable[Row]) -> str:
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Add rows at the end, all or none, in place of what a crash has cut off."""
+    """Append rows, all or none. Incomplete rows at the end, which a crash has left, are removed first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = rows_text(rows).encode()
     with path.open("ab+", buffering=0) as file:
         end = _end_of_whole_rows(file)
         file.truncate(end)
         file.seek(max(end - 1, 0))
-        if file.read(1) not in (b"\n", b""):  # only its line break is missing, and read_rows has counted it
+        if file.read(1) not in (b"\n", b""):  # the last row is complete except for its line break
             text = b"\n" + text
         try:
             while text:
@@ -159,7 +149,7 @@ def _is_row(line: bytes) -> bool:
 
 
 def _end_of_whole_rows(file: RawIOBase) -> int:
-    """Where the rows that were written at once and are complete end, read from the back."""
+    """Where the last complete group of rows ends; a group is what was written at once. Reads from the back."""
     size = start = file.seek(0, os.SEEK_END)
     tail, begin = b"", -1
     while start > 0 and begin < 0:
@@ -174,21 +164,27 @@ def _end_of_whole_rows(file: RawIOBase) -> int:
 
 
 def _is_short(lines: list[bytes]) -> bool:
-    """Fewer rows than the first line says."""
+    """Whether there are fewer rows than the first line says."""
     found = sum(1 for line in lines[:-1] if line.strip()) + _is_row(lines[-1])
     number = re.match(_FIRST + rb"(\d{1,18}),", lines[0])
     return number is not None and found < int(number[1])
 
 
 def read_rows(path: Path, *, unfinished: bool = False, warn: Callable[[str], None] | None = None) -> list[Row]:
-    """All rows of a file. A line that is no row is refused, and so are fewer rows than the file says. A last line that
-    a crash has cut off is left out where nothing says how many there were.
+    """All rows of a file.
 
-    ``unfinished``: what was written last at once may be incomplete. It is left out, and :func:`append_rows` puts other
-    rows in its place. ``warn``: told what is wrong, and everything else is read.
+    Args:
+        path: a file of :func:`append_rows`.
+        unfinished: the last group of rows (what was written at once) may be incomplete. It is then left out, and
+            :func:`append_rows` will replace it.
+        warn: called with each problem, instead of raising an error; everything else is read.
+
+    Raises:
+        ValueError: a line that is not a row, or fewer rows than the file says. A last line that a crash has cut off is
+            left out if the file does not say how many rows there were.
     """
     rows: list[Row] = []
-    first, count, line = 0, 0, 0  # of what was written at once: its first row, how many it says it has, and where
+    first, count, line = 0, 0, 0  # of the current group: its first row, how many it should have, its line
 
     def refuse(what: str) -> None:
         if warn is None:
@@ -201,15 +197,15 @@ def read_rows(path: Path, *, unfinished: bool = False, warn: Callable[[str], Non
 
     for number, whole, text in read_json_lines(path):
         try:
-            row, told = _row_and_count(text)
+            row, stated = _row_and_count(text)
         except ValueError as error:
             if whole or warn is not None:
                 why = f"not a result row ({reason(error)})" if whole else "it was not written to its end"
                 refuse(f"line {number}: {why}")
             continue
-        if told:
+        if stated:
             check_count()
-            first, count, line = len(rows), told, number
+            first, count, line = len(rows), stated, number
         rows.append(row)
     if unfinished:
         return rows[:first] if len(rows) < first + count else rows
@@ -223,7 +219,7 @@ _ADVICE = "Copy it again from where it is whole, or remove it and give the comma
 
 
 def _row_and_count(text: bytes) -> tuple[Row, int]:
-    """The row, and how many it says there are from it on; 0 if it says nothing."""
+    """The row, and the number of rows that its line states; 0 if it states none."""
     given = parse_json(text)
     count = given.pop("rows", 0) if isinstance(given, dict) else 0
     if type(count) is not int or not 0 <= count < 1 << 63:
@@ -232,7 +228,7 @@ def _row_and_count(text: bytes) -> tuple[Row, int]:
 
 
 def check_rows_file(path: Path, what: str) -> None:
-    """Before hours of work: rows can be appended, and what is there are rows."""
+    """Raise UsageError, before hours of work, unless rows can be appended to the file."""
     check_writable_file(path, what)
     if path.is_file() and path.stat().st_size:
         try:

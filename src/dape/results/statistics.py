@@ -1,7 +1,7 @@
-"""From rows to means over seeds and tests of differences. No torch here; numpy and scipy are loaded by what needs them.
+"""Means over seeds, and tests of differences, from rows. No torch here; numpy and scipy are imported when needed.
 
-Differences are taken between mean nats per token, that is between logarithms of perplexity, as perplexities themselves
-may span 4 to 300. A standard deviation is always that of a sample (divided by n - 1).
+Differences are between mean nats per token, the logarithm of perplexity, as perplexities may span 4 to 300. Standard
+deviations are those of a sample (divided by n - 1).
 """
 
 import math
@@ -11,37 +11,38 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dape.positional.names import base_of
+from dape.results.numbers import in_words
 from dape.results.records import Row
 
 COORDINATES = ("depth", "pairs", "first_position", "last_position")
-"""Entries of Row.extra that say where a value was measured: rows that differ in one are not the same measurement."""
+"""Entries of Row.extra that say where a value was measured: rows that differ in one are different measurements."""
 CONFIDENCE = 0.95
 RESAMPLES = 4000
 
 
-# Which rows count ----------------------------------------------------------------------------------------------------
+# Comparable rows -----------------------------------------------------------------------------------------------------
 
 SHARED_CONDITIONS = ("train_length", "protocol", "mode", "data_hash", "tokenizer", "reach")
-"""What must be the same in all rows before any two of them are compared."""
+"""Fields that must be equal in all rows that are compared."""
 CONDITIONS_AT_A_LENGTH = ("k", "windows")
-"""And at each length; short contexts may hold fewer tokens to score."""
+"""Fields that must be equal at each length: short contexts may have fewer tokens to score."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """What several seeds gave."""
+    """Values of several seeds."""
 
     n: int
     mean: float
     std: float | None
-    """None for one seed, and where a value is infinite or not a number."""
+    """None for one seed, or if a value is infinite or NaN."""
     low: float
     high: float
 
 
 @dataclass(frozen=True)
 class Results:
-    """Rows that may be compared with each other, by method, length and seed."""
+    """Comparable rows, by method, length and seed."""
 
     methods: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -50,7 +51,7 @@ class Results:
     rows: Mapping[tuple[str, int], Mapping[int, Row]]
     """(method, length) -> seed -> row."""
     left_out: tuple[str, ...] = ()
-    """Sentences without full stop: which rows do not count, and why."""
+    """Which rows were left out and why: sentences without full stop."""
 
     def at(self, method: str, length: int) -> Mapping[int, Row]:
         return self.rows.get((method, length), {})
@@ -74,10 +75,10 @@ def arrange(
     lengths: Sequence[int] = (),
     seeds: Sequence[int] = (),
 ) -> Results:
-    """Sort rows of one metric into a table, leaving out what cannot be compared with the rest.
+    """Sort rows of one metric into a table, without those that are not comparable to the majority.
 
-    ``methods``, ``lengths`` and ``seeds`` say what is expected, and methods in which order; nothing else is then kept.
-    By default they are what the rows have. Rows for a part of the input (a depth, some positions) are not for here.
+    ``methods``, ``lengths`` and ``seeds`` select rows, and give methods their order. By default all are kept. Rows for
+    a part of the input (a depth, some positions) are left out.
     """
     rows = with_known_reach(latest(rows))
     wanted = [row for row in rows if row.metric == metric and not any(c in row.extra for c in COORDINATES)]
@@ -98,16 +99,16 @@ def arrange(
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """A file that is only appended to may hold a measurement twice: the last one counts, in the place of the first."""
+    """The last row of every measurement, at the index of the first: files of rows are only appended to."""
     chosen: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        place = tuple(row.extra.get(name) for name in COORDINATES)
-        chosen[row.run, row.length, row.metric, row.protocol, place] = row
+        where = tuple(row.extra.get(name) for name in COORDINATES)
+        chosen[row.run, row.length, row.metric, row.protocol, where] = row
     return list(chosen.values())
 
 
 def with_known_reach(rows: Sequence[Row]) -> list[Row]:
-    """Old rows of windows do not say their reach: it was the greatest length of their grid."""
+    """Add the reach to rows of older versions, which do not state it: it was the greatest length."""
     greatest = max((row.length for row in rows if _lacks_reach(row)), default=None)
     return [replace(row, reach=greatest) if _lacks_reach(row) else row for row in rows]
 
@@ -117,7 +118,7 @@ def _lacks_reach(row: Row) -> bool:
 
 
 def comparable(rows: Sequence[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """The rows measured under the conditions most rows share, and one sentence for each group of others."""
+    """The rows with the most frequent conditions, and a sentence for each group of others."""
     kept, odd = _majority(rows, SHARED_CONDITIONS)
     by_length: dict[int, list[Row]] = {}
     for row in kept:
@@ -138,7 +139,7 @@ def comparable(rows: Sequence[Row]) -> tuple[list[Row], tuple[str, ...]]:
 
 
 def _majority(rows: Sequence[Row], names: Sequence[str]) -> tuple[list[Row], list[tuple[Row, str]]]:
-    """Rows with the most frequent values of ``names`` (of several, the first), and the others with their difference."""
+    """Rows with the most frequent values of ``names`` (the first of several), and the others with their difference."""
     given = [tuple(getattr(row, name) for name in names) for row in rows]
     if not given:
         return [], []
@@ -154,7 +155,7 @@ def _difference(names: Sequence[str], values: Sequence[Any], usual: Sequence[Any
 
 
 def _repeated_runs(rows: Sequence[Row]) -> list[str]:
-    """Runs that are hidden by a later one of the same method and seed."""
+    """A sentence for every method and seed with several runs, of which the later ones replace the earlier."""
     runs: dict[tuple[str, int], list[str]] = {}
     for row in rows:
         known = runs.setdefault((row.method, row.seed), [])
@@ -166,17 +167,11 @@ def _repeated_runs(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def in_words(items: Sequence[object]) -> str:
-    """a, b and c"""
-    names = [str(item) for item in items]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
-
-
 # One method ----------------------------------------------------------------------------------------------------------
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and sample standard deviation. An infinite value makes the mean infinite, NaN makes it NaN."""
+    """Mean, sample standard deviation and range. With an infinite value the mean is infinite, with NaN it is NaN."""
     n = len(values)
     mean = sum(values) / n
     std = None
@@ -200,7 +195,7 @@ def nats(row: Row) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """What papers print of several seeds."""
+    """Mean and deviation over several seeds, as papers report them."""
 
     mean: float
     std: float
@@ -219,7 +214,7 @@ class TTest:
 
 
 def paired_t(differences: Sequence[float], *, confidence: float = CONFIDENCE) -> TTest | None:
-    """Whether the mean of differences is zero; None without spread to judge it by: one, equal or infinite values."""
+    """Test whether the mean of differences is zero. None without a variance: one, equal or infinite values."""
     found = spread(differences)
     if found.std is None or found.std <= 1e-12 * max(1.0, abs(found.mean)):
         return None
@@ -227,7 +222,7 @@ def paired_t(differences: Sequence[float], *, confidence: float = CONFIDENCE) ->
 
 
 def welch(a: Summary, b: Summary, *, confidence: float = CONFIDENCE) -> TTest | None:
-    """Whether two means are equal, from their summaries, without pairs and without equal variances."""
+    """Test whether two means are equal, from summaries of unpaired values with different variances."""
     if min(a.n, b.n) < 2 or not all(map(math.isfinite, (a.mean, a.std, b.mean, b.std))):
         return None
     va, vb = a.std**2 / a.n, b.std**2 / b.n
@@ -238,13 +233,13 @@ def welch(a: Summary, b: Summary, *, confidence: float = CONFIDENCE) -> TTest | 
 
 
 def log_summary(of: Summary) -> Summary:
-    """Mean and deviation of the logarithm of what has this mean and deviation, taken as log-normal."""
+    """Mean and deviation of the logarithm of a log-normal variable with the mean and deviation ``of``."""
     variance = math.log1p((of.std / of.mean) ** 2)
     return Summary(math.log(of.mean) - variance / 2, math.sqrt(variance), of.n)
 
 
 def _t_test(mean: float, error: float, df: float, confidence: float) -> TTest:
-    from scipy.special import stdtr, stdtrit  # scipy.stats has the same numbers, and takes a second to load
+    from scipy.special import stdtr, stdtrit  # scipy.stats gives the same numbers, but takes a second to import
 
     t = mean / error
     reach = float(stdtrit(df, (1 + confidence) / 2)) * error
@@ -252,7 +247,7 @@ def _t_test(mean: float, error: float, df: float, confidence: float) -> TTest:
 
 
 def t_needed(n: int, p: float) -> float:
-    """The t that a paired test of n differences must exceed."""
+    """The t that a paired test of n differences must exceed for a two-sided p."""
     from scipy.special import stdtrit
 
     return float(stdtrit(n - 1, 1 - p / 2))
@@ -266,7 +261,7 @@ def bootstrap_gap(
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile interval of the mean of method - base over windows, which are drawn again in pairs."""
+    """Percentile interval of the mean of method - base over windows, from a paired bootstrap."""
     import numpy as np
 
     gaps = np.subtract(method, base) if len(method) == len(base) else np.empty(0)
@@ -283,13 +278,13 @@ def bootstrap_gap(
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's correction for as many tests as there are numbers; None stays None and does not count."""
-    order = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    """p values with Holm's correction. None stays None and does not count as a test."""
+    order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for rank, (p, place) in enumerate(order):
+    for rank, (p, index) in enumerate(order):
         largest = max(largest, min(1.0, p * (len(order) - rank)))
-        adjusted[place] = largest
+        adjusted[index] = largest
     return adjusted
 
 
@@ -304,18 +299,18 @@ class Comparison:
     base: str
     length: int
     n: int
-    """Seeds that both have (paired), or the fewer of the two (welch)."""
+    """Seeds that both have (paired), or the smaller number of seeds (welch)."""
     gap_nll: float
-    """Mean nats per token of method minus base; negative where method is better."""
+    """Mean nats per token of method minus base; negative if method is better."""
     test: Test = "none"
-    """paired t and welch: over seeds; bootstrap: over windows of one seed, which gives an interval only."""
+    """paired t and welch: over seeds. bootstrap: over windows of one seed, which gives an interval but no p."""
     p: float | None = None
     p_holm: float | None = None
     ci: tuple[float, float] | None = None
-    """Of gap_nll, at CONFIDENCE."""
+    """Interval of gap_nll at CONFIDENCE."""
     seeds: tuple[int, ...] = ()
     unpaired: tuple[int, ...] = ()
-    """Seeds that only one of the two has; a paired test leaves them out."""
+    """Seeds that only one of the two has, which a paired test leaves out."""
     windows: int | None = None
     note: str = ""
     """Why there is no p or no interval."""
@@ -327,7 +322,7 @@ class Comparison:
 
 
 def base_pairs(methods: Iterable[str]) -> list[tuple[str, str]]:
-    """(dape-X, X) for every X that is there with and without DAPE."""
+    """(dape-X, X) for every X in ``methods`` with and without DAPE."""
     known = list(methods)
     return [(method, base) for method in known if (base := base_of(method)) in known and base is not None]
 
@@ -338,7 +333,7 @@ def compare(
     *,
     test: Literal["paired t", "welch"] = "paired t",
 ) -> list[Comparison]:
-    """Every pair at every length where both were measured; Holm's correction is over all tests returned."""
+    """Compare every pair at every length where both were measured. Holm's correction is over all returned tests."""
     run = compare_at if test == "paired t" else _unpaired
     found = [
         run(results, method, base, length)
@@ -351,7 +346,7 @@ def compare(
 
 
 def compare_at(results: Results, method: str, base: str, length: int) -> Comparison:
-    """One pair at one length: over the seeds that both have, or over windows if that is one seed."""
+    """Compare one pair at one length: over the seeds that both have, or over windows if there is one such seed."""
     ours, theirs = results.at(method, length), results.at(base, length)
     seeds = tuple(sorted(ours.keys() & theirs.keys()))
     gaps = [nats(ours[seed]) - nats(theirs[seed]) for seed in seeds]
