@@ -135,7 +135,7 @@ def test_a_mask_of_pytorch_that_hides_the_future():
         (torch.rand(13, 13), "a bias belongs into the encoding"),
         (torch.zeros(13, 13, dtype=torch.bool), "neither the causal mask of 13 tokens"),
         (torch.ones(12, 12, dtype=torch.bool).triu(1), r"attn_mask of shape \[12, 12\]"),
-        (torch.ones(13, 13, dtype=torch.bool).triu(2), "Padding is told by key_padding_mask"),
+        (torch.ones(13, 13, dtype=torch.bool).triu(2), "Use key_padding_mask for padding"),
     ],
 )
 def test_other_masks_of_pytorch_are_answered_by_name(mask, words):

@@ -102,7 +102,7 @@ class SelfAttention(OtherNames, nn.Module):
         if not layer.batch_first:
             raise ValueError(
                 "the layer has batch_first=False and takes [tokens, batch, width], SelfAttention takes "
-                "[batch, tokens, width]: transpose what goes in and out, and set layer.batch_first = True to say so"
+                "[batch, tokens, width]: transpose inputs and outputs, and set layer.batch_first = True"
             )
         if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
             raise ValueError("only layers with kdim = vdim = embed_dim, without add_bias_kv and add_zero_attn")
@@ -145,18 +145,19 @@ class SelfAttention(OtherNames, nn.Module):
 
 def _is_causal(mask: Tensor, tokens: int, causal: bool) -> bool:
     """Whether a mask of PyTorch (True or -inf: hidden) is the causal one. ValueError unless it is, or hides nothing."""
-    hidden = mask if mask.dtype == torch.bool else mask == -torch.inf
-    if mask.dtype != torch.bool and bool(((mask != 0) & ~hidden).any()):
+    masked = mask if mask.dtype == torch.bool else mask == -torch.inf
+    if mask.dtype != torch.bool and bool(((mask != 0) & ~masked).any()):
         raise ValueError(
-            "attn_mask holds numbers that would be added to the scores: a bias belongs into the encoding "
-            "(dape.register makes one of yours known), and only 0 and -inf are possible here"
+            "attn_mask has numbers other than 0 and -inf, which would be added to the scores: a bias belongs into the "
+            "encoding (dape.register adds your own)"
         )
     future = torch.ones(tokens, tokens, dtype=torch.bool, device=mask.device).triu(1)
-    if mask.shape[-2:] == future.shape and bool((hidden == future).all()):
-        return True
-    if mask.shape[-2:] == future.shape and not bool(hidden.any()) and not causal:
-        return False
+    if mask.shape[-2:] == future.shape:
+        if bool((masked == future).all()):
+            return True
+        if not (causal or bool(masked.any())):
+            return False
     raise ValueError(
         f"attn_mask of shape {list(mask.shape)} is neither the causal mask of {tokens} tokens nor (for causal=False) "
-        "one that hides nothing. Padding is told by key_padding_mask, and the layer is causal or not when it is made"
+        "one that hides nothing. Use key_padding_mask for padding; `causal` is chosen when the layer is created"
     )

@@ -334,5 +334,5 @@ def check_files(folder: Path, checksums: Mapping[str, str], advice: str) -> None
         if not path.is_file():
             raise ValueError(f"{path}: is missing. {advice}")
         if (found := sha256(path)) != expected:
-            told = f"expected sha256 {expected[:16]}, found {found[:16]}"
-            raise ValueError(f"{path}: damaged, it is not what was written (checksums differ: {told}). {advice}")
+            sums = f"expected sha256 {expected[:16]}, found {found[:16]}"
+            raise ValueError(f"{path}: damaged, it is not what was written (checksums differ: {sums}). {advice}")

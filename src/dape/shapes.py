@@ -16,14 +16,14 @@ D    hidden units of DAPE's f (written ``D`` as in the paper)
 n    distinct lags (or positions) of a table
 i    members of a batch with positions of their own; 1 if all share them
 r    query rows of one block
-c    channels: whatever is computed alike side by side (heads, hidden units, frequencies, classes)
+c    channels of any kind (heads, hidden units, frequencies, classes)
 p    a width padded for a kernel, or parts to be summed
 s    any shape (``*s``); splits of the keys that are joined later
 w    any width
 a    rows of a plain matrix product
 ===  =============================================================
 
-``*x`` are any number of axes, ``#x`` is an axis that may be 1 and is then shared, a number is that size.
+``*x`` is any number of axes, ``#x`` an axis that may be 1 and is then broadcast, a number an axis of that size.
 A *lag* is ``i - j``: query position minus key position, positive when the key lies in the past.
 The tests check shapes at run time (``tests/test_shapes.py``).
 """

@@ -47,7 +47,7 @@ def test_f_without_content(runs, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("kerple --windows 4", "kerple has no f; models with dape-X can be taken apart"),
+        ("kerple --windows 4", "kerple has no f; this needs a model with dape-X"),
         ("full --windows 1", "--windows must be at least 2, got 1"),
         ("full --length 0", "--length must be at least 1"),
         ("full --against nowhere --windows 4", "nowhere"),

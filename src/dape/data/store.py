@@ -193,10 +193,10 @@ def read_manifest(folder: Path) -> Manifest:
     for split in SPLITS:
         part = manifest[split]
         if sum(shard["tokens"] for shard in part["shards"]) != part["tokens"]:
-            raise ValueError(f"{path}: {split}.tokens: found {part['tokens']}, which its shards have not. {_ADVICE}")
+            raise ValueError(f"{path}: {split}.tokens: found {part['tokens']}, not the sum of its shards. {_ADVICE}")
     if manifest["counts"]["tokens"] != manifest["train"]["tokens"] + manifest["validation"]["tokens"]:
         raise ValueError(
-            f"{path}: counts.tokens: found {manifest['counts']['tokens']}, not those of both parts. {_ADVICE}"
+            f"{path}: counts.tokens: found {manifest['counts']['tokens']}, not the sum of both parts. {_ADVICE}"
         )
     if manifest["split"] == "content" and "validation_share" not in manifest:
         raise ValueError(f"{path}: has no validation_share, though documents were held out by content. {_ADVICE}")
@@ -245,5 +245,5 @@ def _open_ends(path: Path, documents: int, tokens: int) -> np.ndarray:
             raise ValueError(f"{path}: does not belong to the shards beside it. {_ADVICE}")
         some = ends[:: max(1, documents // MOST_ENDS)]
         if some[0] < 1 or (np.diff(some) < 1).any():
-            raise ValueError("found documents that do not end one after the other")
+            raise ValueError("the ends of documents are not in ascending order")
         return ends

@@ -39,7 +39,7 @@ class TrainingWindows:
     def batch(self, step: int, size: int) -> np.ndarray:
         """Windows ``step * size`` to ``(step + 1) * size - 1``, counted over all epochs: int64 [size, length + 1]."""
         if step < 0 or size < 1:
-            raise ValueError(f"no batch number {step} of {size} windows: a step is 0 or more, a size 1 or more")
+            raise ValueError(f"step {step}, size {size}: the step must be at least 0 and the size at least 1")
         number = np.arange(step * size, (step + 1) * size)
         epochs, within = np.divmod(number, self.windows_per_epoch)
         parts = [self._windows(epoch, within[epochs == epoch]) for epoch in range(epochs[0], epochs[-1] + 1)]

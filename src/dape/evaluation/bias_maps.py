@@ -96,8 +96,8 @@ def _check_sum(seen: Intermediates, bias: Tensor, f: Tensor, terms: Terms, name:
     largest = max(1.0, *(float(part.abs().max()) for part in parts))
     if float((seen.logits - sum(parts)).abs().max()) > TOLERANCE * largest:
         raise ValueError(
-            f"{name}: its logits are not {terms.logits}, so they cannot be taken apart. Those of additive biases, of "
-            "dape-X and dape-v2-X, of rotary and embedded positions, cope and transformer-xl can"
+            f"{name}: its logits are not {terms.logits}, so its maps cannot be drawn. Possible are additive biases, "
+            "dape-X and dape-v2-X, rotary and embedded positions, cope and transformer-xl"
         )
 
 

@@ -151,7 +151,7 @@ def dissect(
     """
     encodings = [pe for pe in model.encodings if isinstance(pe, DapeWrapper)]
     if not encodings or len(encodings) < len(model.encodings):
-        raise ValueError(f"{model.config.encoding} has no f; models with dape-X can be taken apart")
+        raise ValueError(f"{model.config.encoding} has no f; this needs a model with dape-X")
     if len(windows) < 2:
         raise ValueError(f"swapping needs at least 2 windows, got {len(windows)}")
     layers = tuple(ByLag(pe) for pe in encodings)

@@ -90,11 +90,11 @@ def choose(
 def _restricted(logits: Float[Tensor, "b v"], sampling: Sampling) -> Float[Tensor, "b v"]:
     """The logits, with -inf for tokens outside of top-k and top-p. The most likely token always stays."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    hidden = torch.zeros_like(ordered, dtype=torch.bool)
+    excluded = torch.zeros_like(ordered, dtype=torch.bool)
     if sampling.top_k > 0:
-        hidden[:, sampling.top_k :] = True
+        excluded[:, sampling.top_k :] = True
     if sampling.top_p < 1:
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        hidden |= before >= sampling.top_p
-    hidden[:, 0] = False
-    return logits.masked_fill(hidden.scatter(-1, order, hidden), -torch.inf)
+        excluded |= before >= sampling.top_p
+    excluded[:, 0] = False
+    return logits.masked_fill(excluded.scatter(-1, order, excluded), -torch.inf)

@@ -78,7 +78,7 @@ class Trainer:
         config.check()
         group.check(config)
         if not any(p.requires_grad for p in model.parameters()):
-            raise ValueError("nothing of the model is to be trained: every parameter is frozen")
+            raise ValueError("nothing to train: every parameter of the model is frozen")
         self.model, self.task, self.train, self.folder = model, task, config, folder
         self.group, self.spread = group, spread(model, group, config)
         self.optimizer = make_optimizer(model, config) if optimizer is None else optimizer

@@ -1,7 +1,7 @@
-"""The numbers printed in the DAPE paper (Zheng et al., NeurIPS 2024), as data to put beside ours.
+"""The numbers printed in the DAPE paper (Zheng et al., NeurIPS 2024), as data to compare ours with.
 
-``load("A3")`` reads one table; ``tables/README.md`` says what the columns mean. Curves that exist only as pictures are
-not here. No torch, numpy or pandas.
+``load("A3")`` reads one table; ``tables/README.md`` explains the columns. Curves that exist only as pictures are left
+out. No torch, numpy or pandas.
 """
 
 import csv
@@ -33,23 +33,23 @@ class Published:
     source: str
     """table or prose."""
     dataset: str
-    """Corpus or task; empty where the paper does not say, and then ``note`` tells what is likely."""
+    """Corpus or task. Empty if the paper does not state it; ``note`` then says what is likely."""
     model: str
     train_len: int | None
     eval_len: int | None
     method: str
     """Spelled as in `dape list`."""
     variant: str
-    """Option of the method where it matters: which form of DAPE, hidden=4."""
+    """Options of the method that matter, such as the form of DAPE or hidden=4."""
     metric: str
     value: float
     std: float | None
     n_seeds: int | None
     note: str
-    """What the paper leaves open, and where it contradicts itself."""
+    """What the paper does not state, or contradicts itself about."""
 
     def as_row(self) -> Row:
-        """As a result of ours would be written. Accuracy from 0 to 1; what Row has no place for is in ``extra``."""
+        """The value as a result row, with accuracy from 0 to 1. Fields that Row does not have are in ``extra``."""
         percent = self.metric == "accuracy_percent"
         extra = {"source": f"paper, {self.id}", "dataset": self.dataset, "model": self.model.lower()}
         extra |= {"std": self.std, "n_seeds": self.n_seeds}
@@ -78,18 +78,11 @@ def load(name: str) -> list[Published]:
     known = {title.lower(): title for title in TITLES}
     if name.lower() not in known:
         raise ValueError(f"the paper has no table {name!r} here. Known: {', '.join(TITLES)}")
-    text = (
-        resources.files("dape.results.paper")
-        .joinpath("tables", f"{known[name.lower()]}.csv")
-        .read_text(encoding="utf-8")
-    )
-    return [_published(line) for line in csv.DictReader(text.splitlines())]
+    file = resources.files("dape.results.paper") / "tables" / f"{known[name.lower()]}.csv"
+    return [_published(line) for line in csv.DictReader(file.read_text(encoding="utf-8").splitlines())]
 
 
 def _published(line: dict[str, str]) -> Published:
-    def whole(name: str) -> int | None:
-        return int(line[name]) if line[name] else None
-
-    numbers = {name: whole(name) for name in ("train_len", "eval_len", "n_seeds")}
+    numbers = {name: int(line[name]) if line[name] else None for name in ("train_len", "eval_len", "n_seeds")}
     std = float(line["std"]) if line["std"] else None
     return Published(**{**line, **numbers, "value": float(line["value"]), "std": std})  # pyright: ignore[reportArgumentType]
