@@ -188,6 +188,5 @@ def test_six_operations_per_weight_and_token():
 
 
 def test_gpu_hours():
-    found = cost.Cost(parameters=1, flops=312e12 * 3600, memory_bytes=1)
-    assert found.gpu_hours() == pytest.approx(2.5)
-    assert found.gpu_hours(peak=156e12, utilisation=0.5) == pytest.approx(4)
+    assert cost.gpu_hours(312e12 * 3600) == pytest.approx(2.5)
+    assert cost.gpu_hours(312e12 * 3600, peak=156e12) == pytest.approx(5)

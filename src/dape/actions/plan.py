@@ -26,7 +26,7 @@ from dape.machine import in_words
 from dape.models.config import DecoderConfig
 from dape.results.numbers import count
 from dape.training.config import TrainConfig
-from dape.training.cost import STATE_BYTES, UTILISATION, activation_bytes, parameters, training_flops
+from dape.training.cost import STATE_BYTES, UTILISATION, activation_bytes, gpu_hours, parameters, training_flops
 from dape.training.launch import check_shares
 
 Sharing = Literal["ddp", "fsdp"]
@@ -105,7 +105,7 @@ def plan_lines(model: DecoderConfig, train: TrainConfig, *, processes: int, devi
     kind, count = DEVICES[device], parameters(model)
     tokens = train.steps * train.batch * model.train_length
     operations = train.steps * train.batch * training_flops(model)
-    hours = operations / (processes * kind.peak * UTILISATION) / 3600
+    hours = gpu_hours(operations, kind.peak) / processes
     lines = [
         f"{model.encoding}: {model.layers} layers of width {model.width}, {count:,} parameters, vocabulary "
         f"{model.vocabulary:,}",

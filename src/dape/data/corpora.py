@@ -70,9 +70,9 @@ def check_data(data: "str | Path | Corpus") -> None:
         expand(str(data))
 
 
-def as_corpus(data: "str | Path | Corpus", *, out: Path | None = None, tokenizer: str = "bytes") -> Corpus:
+def as_corpus(data: "str | Path | Corpus", *, out: Path) -> Corpus:
     """The corpus that was given, or the one that :func:`open_data` opens."""
-    return data if isinstance(data, Corpus) else open_data(str(data), out=out, tokenizer=tokenizer)
+    return data if isinstance(data, Corpus) else open_data(str(data), out=out)
 
 
 def _with_tokenizer(corpus: Corpus, spec: str) -> Corpus:

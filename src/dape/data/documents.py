@@ -6,7 +6,7 @@ import io
 import json
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,9 +57,6 @@ class Tally:
     """Files of folders that are not text, which are left out."""
     consumed: int = 0
     """Bytes of the input files, to show progress."""
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NotRequired, Protocol, TypedDict
 
@@ -129,7 +129,7 @@ class Job:
             "settings": self.settings,
             "split": {"rule": split.rule, "share": split.share, "cut": split.cut},
             "position": BEGINNING,
-            "tally": Tally().as_dict(),
+            "tally": asdict(Tally()),
         }
         self._save(progress)
         return progress
@@ -181,7 +181,7 @@ class Job:
         for writer in writers.values():
             writer.sync()  # so that progress.json is true even if the machine stops right after
         states = {name: writer.state() for name, writer in writers.items()}
-        self._save({**saved, "position": position, "tally": tally.as_dict(), **states})
+        self._save({**saved, "position": position, "tally": asdict(tally), **states})
 
     def _save(self, progress: dict[str, Any]) -> None:
         write_text(self.folder / PROGRESS, json.dumps(sealed(progress)))

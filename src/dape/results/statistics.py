@@ -209,19 +209,19 @@ class TTest:
     p: float
     """Two-sided."""
     low: float
-    """Bounds of the confidence interval of the difference."""
+    """Bounds of the interval of the difference at CONFIDENCE."""
     high: float
 
 
-def paired_t(differences: Sequence[float], *, confidence: float = CONFIDENCE) -> TTest | None:
+def paired_t(differences: Sequence[float]) -> TTest | None:
     """Test whether the mean of differences is zero. None without a variance: one, equal or infinite values."""
     found = spread(differences)
     if found.std is None or found.std <= 1e-12 * max(1.0, abs(found.mean)):
         return None
-    return _t_test(found.mean, found.std / math.sqrt(found.n), found.n - 1, confidence)
+    return _t_test(found.mean, found.std / math.sqrt(found.n), found.n - 1)
 
 
-def welch(a: Summary, b: Summary, *, confidence: float = CONFIDENCE) -> TTest | None:
+def welch(a: Summary, b: Summary) -> TTest | None:
     """Test whether two means are equal, from summaries of unpaired values with different variances."""
     if min(a.n, b.n) < 2 or not all(map(math.isfinite, (a.mean, a.std, b.mean, b.std))):
         return None
@@ -229,7 +229,7 @@ def welch(a: Summary, b: Summary, *, confidence: float = CONFIDENCE) -> TTest | 
     if va + vb == 0:
         return None
     df = (va + vb) ** 2 / (va**2 / (a.n - 1) + vb**2 / (b.n - 1))
-    return _t_test(a.mean - b.mean, math.sqrt(va + vb), df, confidence)
+    return _t_test(a.mean - b.mean, math.sqrt(va + vb), df)
 
 
 def log_summary(of: Summary) -> Summary:
@@ -238,11 +238,11 @@ def log_summary(of: Summary) -> Summary:
     return Summary(math.log(of.mean) - variance / 2, math.sqrt(variance), of.n)
 
 
-def _t_test(mean: float, error: float, df: float, confidence: float) -> TTest:
+def _t_test(mean: float, error: float, df: float) -> TTest:
     from scipy.special import stdtr, stdtrit  # scipy.stats gives the same numbers, but takes a second to import
 
     t = mean / error
-    reach = float(stdtrit(df, (1 + confidence) / 2)) * error
+    reach = float(stdtrit(df, (1 + CONFIDENCE) / 2)) * error
     return TTest(t, df, 2 * float(stdtr(df, -abs(t))), mean - reach, mean + reach)
 
 

@@ -38,9 +38,10 @@ class Cost:
     memory_bytes: int
     """Peak on one device, without what the framework takes for itself."""
 
-    def gpu_hours(self, *, peak: float = A800_PEAK, utilisation: float = UTILISATION) -> float:
-        """Hours on a GPU that reaches the share ``utilisation`` of ``peak`` operations per second."""
-        return self.flops / (peak * utilisation) / 3600
+
+def gpu_hours(flops: float, peak: float = A800_PEAK) -> float:
+    """Hours of training on a GPU with ``peak`` operations per second, by default the paper's."""
+    return flops / (peak * UTILISATION) / 3600
 
 
 def training_cost(model: DecoderConfig, train: TrainConfig, *, evaluation_tokens: int = 0) -> Cost:

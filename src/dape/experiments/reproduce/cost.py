@@ -7,7 +7,7 @@ from dape.experiments.reproduce.catalogue import PaperExperiment
 from dape.experiments.reproduce.scales import CHE, Scale
 from dape.results.numbers import count
 from dape.tasks.chomsky.config import WIDTHS, CheConfig
-from dape.training.cost import A800_PEAK, UTILISATION, training_cost
+from dape.training.cost import A800_PEAK, UTILISATION, gpu_hours, training_cost
 
 GPT2_VOCABULARY = 50304
 AT_ONCE = 32
@@ -30,7 +30,7 @@ class Estimate:
 
     @property
     def gpu_hours(self) -> float:
-        return self.flops / (A800_PEAK * UTILISATION) / 3600
+        return gpu_hours(self.flops)
 
     def lines(self) -> list[str]:
         rate = f"A800, {A800_PEAK / 1e12:.0f} TFLOP/s in bfloat16 at {100 * UTILISATION:.0f}%"
