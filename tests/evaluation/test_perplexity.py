@@ -260,7 +260,7 @@ def test_logits_in_pieces(monkeypatch, stream):
     """A long window with a large vocabulary is not projected at once."""
     model, tokens = model_with(), torch.from_numpy(stream.read(0, 31)).view(1, -1)
     whole = window_nll(model, tokens, 20)
-    monkeypatch.setattr(perplexity, "_tokens_per_head_call", lambda model: 3)
+    monkeypatch.setattr(perplexity, "LOGITS_AT_ONCE", 3 * model.config.vocabulary)
     widths = []
     model.head.register_forward_hook(lambda module, args, out: widths.append(out.shape[1]))
     torch.testing.assert_close(window_nll(model, tokens, 20), whole)

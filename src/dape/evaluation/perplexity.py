@@ -28,6 +28,7 @@ RANDOM_BATCH = 8
 """Windows that share one draw of randomised positions. It is fixed, so that results do not depend on memory."""
 TOKENS_AT_ONCE = 1 << 15
 """Tokens per batch, enough to keep a processor busy."""
+LOGITS_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ def window_nll(model: Readable, tokens: Tensor, scored: int, *, seed: int = 0) -
 def nats(model: Readable, hidden: Tensor, targets: Tensor) -> Tensor:
     """From final states [b, r, m] and targets [b, r] to nats [b, r]."""
     # In pieces: the logits of a long window with a large vocabulary would be the largest tensor of all.
-    step = max(1, (1 << 24) // model.config.vocabulary)
+    step = max(1, LOGITS_AT_ONCE // model.config.vocabulary)
     pieces = zip(hidden.split(step, 1), targets.split(step, 1), strict=True)
     return torch.cat([_nats(model.head(h), wanted) for h, wanted in pieces], dim=1)
 
