@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from dape.cli import app
+from dape.cli.commands import COMMANDS
 from dape.cli.fields import _read, write_key_values
 from dape.cli.settings import as_flags, value_of, with_settings
 from dape.cli.train import Train, expand
@@ -21,7 +22,7 @@ from dape.training.run import RunConfig
 
 def parsed(*argv: str) -> Train:
     """What ``dape train`` would run with."""
-    config = app._parse(["train", *expand(list(argv))])
+    config = app._parse(next(each for each in COMMANDS if each.name == "train"), list(argv))
     assert isinstance(config, Train)
     return config
 

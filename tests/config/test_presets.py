@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dape.cli import app
-from dape.cli.train import Train, expand
+from dape.cli.commands import COMMANDS
+from dape.cli.train import Train
 from dape.config.load import preset_names
 from dape.models.decoder import DecoderLM
 from dape.training.optim import learning_rate
@@ -23,7 +24,7 @@ SIZES = {
 
 
 def preset(name: str) -> Train:
-    config = app._parse(["train", *expand(["--preset", name])])
+    config = app._parse(next(each for each in COMMANDS if each.name == "train"), ["--preset", name])
     assert isinstance(config, Train)
     return config
 
