@@ -38,7 +38,8 @@ def _mistakes(name: str, argv: Sequence[str], configs: Mapping[str, type]) -> It
             given.add(flag.typed)
             count = 0 if flag.is_switch else len(values) if flag.takes_several else 1
             loose += values[count:]
-            if not (values or flag.is_switch):
+            empty_is_valid = flag.is_switch or get_origin(flag.kind) is dict
+            if not (values or empty_is_valid):
                 yield f"{word} needs a value. {flag.text}"
             yield from (f"{word} {value}: {why}" for value in values[:count] if (why := _refused(flag.kind, value)))
     for flag in flags:
@@ -101,7 +102,7 @@ def _refused(kind: Any, value: str) -> str | None:
     if get_origin(kind) is dict:
         return None if value.partition("=")[1] and not value.startswith("=") else "not NAME=VALUE"
     if kind is bool:
-        return None if value in ("True", "False") else "not True or False"
+        return None if value in ("True", "False", "None") else "not True or False"
     if kind is int and not _reads(int, value):
         return "not a whole number"
     return "not a number" if kind is float and not _reads(float, value) else None
