@@ -5,13 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from dape.actions.found import Found
-from dape.actions.running import announce, check_counts, run_all, side_by_side
+from dape.actions.running import begin_and_run, check_small_models
 from dape.experiments.abilities import Abilities
 from dape.experiments.executor import Executor
-from dape.files import check_writable_folder, locked, write_text
-from dape.tasks.abilities.catalogue import chosen
+from dape.files import locked, write_text
+from dape.tasks.abilities.catalogue import chosen, find
 from dape.tasks.abilities.config import AbilityConfig
-from dape.training.checks import check_methods, check_model, check_reach
 
 METHODS = ("nope", "rope", "alibi", "kerple", "dape-kerple")
 OUT = Path("runs/tests")
@@ -29,39 +28,16 @@ def abilities(
     executor: Executor | None = None,
 ) -> Found:
     """Train a small model on each test for each encoding and seed, and test it at every length."""
-    plan = _plan(config, tuple(dict.fromkeys(methods)), seeds, Path(out), jobs, threads, device)
-    with locked(plan.out):
-        plan.begin()
-        jobs = jobs or side_by_side(plan)
-        announce(plan, jobs, executor=executor)
-        failures = run_all(plan, jobs=jobs, threads=threads, executor=executor)
-        return _found(plan, failures)
-
-
-def _plan(
-    config: AbilityConfig,
-    methods: tuple[str, ...],
-    seeds: int,
-    out: Path,
-    jobs: int | None,
-    threads: int | None,
-    device: str,
-) -> Abilities:
-    """Everything that can be wrong is found here, before anything is trained."""
-    check_methods(methods)
-    check_counts(seeds=seeds, jobs=jobs, threads=threads)
-    config = replace(config, tests=chosen(config.tests))
+    methods, out, config = tuple(dict.fromkeys(methods)), Path(out), replace(config, tests=chosen(config.tests))
     config.check()
-    check_writable_folder(out, "`out`")
+    counts = {"seeds": seeds, "jobs": jobs, "threads": threads}
+    check_small_models(config, methods, find(config.tests[0]).load().vocabulary, config.test_lengths, out, **counts)
 
-    from dape.tasks.abilities.task import model_config
     from dape.training.device import use_device
 
-    for method in methods:
-        model = model_config(config, config.tests[0], method)
-        check_model(model)
-        check_reach(model, max(config.test_lengths))
-    return Abilities(out=out, methods=methods, seeds=seeds, config=config, device=str(use_device(device)))
+    plan = Abilities(out=out, methods=methods, seeds=seeds, config=config, device=str(use_device(device)))
+    with locked(plan.out):
+        return _found(plan, begin_and_run(plan, jobs=jobs, threads=threads, executor=executor))
 
 
 def _found(plan: Abilities, failures: dict[str, str]) -> Found:

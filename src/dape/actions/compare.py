@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dape.actions.found import Found
-from dape.actions.running import announce, check_counts, run_all, side_by_side
+from dape.actions.running import begin_and_run, check_counts
 from dape.actions.settings import settings
 from dape.errors import UsageError
 from dape.evaluation.config import EvalConfig, Mode, evaluation_of
@@ -97,10 +97,9 @@ def compare(
     evaluation.check()
     with locked(out):
         plan = _plan(data, methods, seeds, model, train, evaluation, out, device)
-        plan.begin()
-        jobs = jobs or side_by_side(plan)
-        announce(plan, jobs, executor=executor)
-        failures = run_all(plan, jobs=jobs, executor=executor, tables=lambda rows, width: [terminal(rows, plan, width)])
+        failures = begin_and_run(
+            plan, jobs=jobs, executor=executor, tables=lambda rows, width: [terminal(rows, plan, width)]
+        )
         return _found(plan, failures)
 
 

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dape.actions.found import Found
-from dape.actions.running import announce, check_counts, run_all, side_by_side
+from dape.actions.running import begin_and_run, check_small_models
 from dape.experiments.executor import Executor
-from dape.files import check_writable_folder, locked, write_text
+from dape.files import locked, write_text
 from dape.tasks.recall.config import RecallConfig
-from dape.training.checks import check_methods, check_model, check_reach
 
 if TYPE_CHECKING:
     from dape.actions.found import Tables
@@ -32,40 +31,17 @@ def recall(
     executor: Executor | None = None,
 ) -> Found:
     """Train a small model on associative recall for each encoding and seed, and test it at every length."""
-    plan = _plan(config, tuple(dict.fromkeys(methods)), seeds, Path(out), jobs, threads, device)
-    with locked(plan.out):
-        plan.begin()
-        jobs = jobs or side_by_side(plan)
-        announce(plan, jobs, executor=executor)
-        failures = run_all(plan, jobs=jobs, threads=threads, executor=executor, tables=_terminal(plan))
-        return _found(plan, failures)
-
-
-def _plan(
-    config: RecallConfig,
-    methods: tuple[str, ...],
-    seeds: int,
-    out: Path,
-    jobs: int | None,
-    threads: int | None,
-    device: str,
-) -> "Recall":
-    """Everything that can be wrong is found here, before anything is trained."""
-    check_methods(methods)
-    check_counts(seeds=seeds, jobs=jobs, threads=threads)
+    methods, out = tuple(dict.fromkeys(methods)), Path(out)
     config.check()
-    check_writable_folder(out, "`out`")
+    check_small_models(config, methods, config.vocabulary, config.lengths, out, seeds=seeds, jobs=jobs, threads=threads)
 
     from dape.experiments.recall import Recall
-    from dape.tasks.recall.task import model_config
     from dape.training.device import use_device
 
-    device = str(use_device(device))
-    for method in methods:
-        model = model_config(config, method)
-        check_model(model)
-        check_reach(model, max(config.lengths))
-    return Recall(out=out, methods=methods, seeds=seeds, config=config, device=device)
+    plan = Recall(out=out, methods=methods, seeds=seeds, config=config, device=str(use_device(device)))
+    with locked(plan.out):
+        how = {"jobs": jobs, "threads": threads, "executor": executor}
+        return _found(plan, begin_and_run(plan, **how, tables=_terminal(plan)))
 
 
 def _terminal(plan: "Recall") -> "Tables":

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dape.actions.progress import TimeLeft, progress_console
@@ -11,14 +12,51 @@ from dape.errors import UsageError
 from dape.experiments.executor import Executor, Local, Task, last_words
 from dape.experiments.executors import ClusterExecutor
 from dape.experiments.grid import Experiment
+from dape.files import check_writable_folder
 from dape.machine import usable_cores
 from dape.results.numbers import count
+from dape.tasks.small_models import SmallModels
+from dape.training.checks import check_methods, check_model, check_reach
 from dape.training.interrupt import signals_as_interrupts
 from dape.verbosity import is_quiet, is_verbose
 
 if TYPE_CHECKING:
     from dape.actions.found import Tables
     from dape.results.records import Row
+
+
+def begin_and_run(
+    plan: Experiment[Any],
+    *,
+    jobs: int | None,
+    threads: int | None = None,
+    executor: Executor | None = None,
+    tables: "Tables | None" = None,
+) -> dict[str, str]:
+    """Take the folder, say what will be done, and do what is not finished; arguments and result as of
+    :func:`run_all`. The caller holds the folder's lock."""
+    plan.begin()
+    jobs = jobs or side_by_side(plan)
+    announce(plan, jobs, executor=executor)
+    return run_all(plan, jobs=jobs, threads=threads, executor=executor, tables=tables)
+
+
+def check_small_models(
+    config: SmallModels,
+    methods: Sequence[str],
+    vocabulary: int,
+    lengths: Sequence[int],
+    out: Path,
+    **counts: int | None,
+) -> None:
+    """What can be wrong with models that learn a generated task each, before anything is trained."""
+    check_methods(methods)
+    check_counts(**counts)
+    check_writable_folder(out, "`out`")
+    for method in methods:
+        model = config.model(method, vocabulary)
+        check_model(model)
+        check_reach(model, max(lengths))
 
 
 def run_all(

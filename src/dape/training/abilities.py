@@ -6,7 +6,8 @@ import torch
 
 from dape.models.decoder import DecoderLM
 from dape.tasks.abilities.config import AbilityConfig
-from dape.tasks.abilities.task import AbilityTask, new_model
+from dape.tasks.abilities.task import AbilityTask
+from dape.tasks.small_models import new_model
 from dape.training.recall import train_config
 from dape.training.trainer import Trainer
 
@@ -20,6 +21,6 @@ class AbilityTrainer(Trainer):
     def __init__(
         self, folder: Path, config: AbilityConfig, *, test: str, method: str, seed: int, device: torch.device
     ) -> None:
-        model = new_model(config, test, method, seed).to(device)
         task = AbilityTask(config, test, seed=seed)
+        model = new_model(config.model(method, task.ability.vocabulary), seed).to(device)
         super().__init__(model, task, train_config(config, seed), folder, described=model.config)

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dape.models.config import DecoderConfig
 from dape.models.decoder import DecoderLM
 from dape.models.readable import Readable
 from dape.tasks.abilities.base import Ability, Examples
@@ -18,25 +17,6 @@ from dape.tasks.base import Batch, Loss
 TRAIN, TEST = 0, 1
 GROWING = 0.6
 """Share of the training steps in which sequences get longer, as in :mod:`dape.tasks.recall.sequences`."""
-
-
-def model_config(config: AbilityConfig, test: str, method: str) -> DecoderConfig:
-    return DecoderConfig(
-        layers=config.layers,
-        width=config.width,
-        heads=config.heads,
-        vocabulary=find(test).load().vocabulary,
-        encoding=method,
-        train_length=config.train_length,
-    )
-
-
-def new_model(config: AbilityConfig, test: str, method: str, seed: int) -> DecoderLM:
-    """Embeddings have variance 1, without which lookups are not learned (docs/lab-notes.md)."""
-    torch.manual_seed(seed)
-    model = DecoderLM(model_config(config, test, method))
-    torch.nn.init.normal_(model.embedding.weight, generator=torch.Generator().manual_seed(seed))
-    return model
 
 
 def training_batch(ability: Ability, config: AbilityConfig, *, seed: int, step: int) -> Examples:

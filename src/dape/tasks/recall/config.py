@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from dape.errors import UsageError
+from dape.tasks.small_models import SmallModels, check_counts
 
 Task = Literal["recall", "passkey"]
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -42,7 +43,7 @@ MOST_WORD_PAIRS = 15
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecallConfig:
+class RecallConfig(SmallModels):
     """Associative recall, for models trained on nothing else. Every method and seed has these settings."""
 
     lengths: tuple[int, ...]
@@ -53,19 +54,10 @@ class RecallConfig:
     """Numbers of pairs in the test by pairs."""
     samples: int = 32
     """Test sequences per length and number of pairs, the same for every method and seed."""
-    train_length: int = 64
-    """Longest training sequence."""
     pairs: int = 8
     """Most pairs in a training sequence, and the number in the test by depth."""
     keys: int = 32
     """Different keys; as many different values and kinds of noise."""
-    layers: int = 2
-    width: int = 64
-    heads: int = 4
-    steps: int = 1000
-    batch: int = 16
-    """Training sequences per step, if they are of the longest; shorter ones are proportionally more."""
-    lr: float = 3e-3
 
     @property
     def vocabulary(self) -> int:
@@ -73,10 +65,8 @@ class RecallConfig:
 
     def check(self) -> None:
         check_places(self.lengths, self.depths)
-        names = ("samples", "layers", "width", "heads", "steps", "batch")
-        check_counts(self, *names)
-        if not 0 < self.lr < 1:
-            raise UsageError(f"`lr` must be between 0 and 1, got {self.lr}")
+        check_counts(self, "samples")
+        self.check_sizes()
         if not 2 <= self.pairs <= self.keys or not all(1 <= pairs <= self.keys for pairs in self.test_pairs):
             raise UsageError(
                 f"`pairs` must be 2 to {self.keys} and `test_pairs` 1 to {self.keys}, as there are {self.keys} keys; "
@@ -128,12 +118,6 @@ def check_places(lengths: Sequence[int], depths: Sequence[float]) -> None:
     for name, values in (("lengths", lengths), ("depths", depths)):
         if len(set(values)) < len(values):
             raise UsageError(f"`{name}` has a value twice")
-
-
-def check_counts(config: object, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) < 1:
-            raise UsageError(f"`{name}` must be at least 1, got {getattr(config, name)}")
 
 
 def doublings(length: int) -> tuple[int, ...]:

@@ -7,34 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dape.models.config import DecoderConfig
-from dape.models.decoder import DecoderLM
 from dape.models.readable import Readable
 from dape.tasks.base import Batch, Loss
 from dape.tasks.recall.config import RecallConfig
 from dape.tasks.recall.sequences import Sequences, training_batch
 
 PROTOCOL = "mqar"
-
-
-def model_config(config: RecallConfig, method: str) -> DecoderConfig:
-    return DecoderConfig(
-        layers=config.layers,
-        width=config.width,
-        heads=config.heads,
-        vocabulary=config.vocabulary,
-        encoding=method,
-        train_length=config.train_length,
-    )
-
-
-def new_model(config: RecallConfig, method: str, seed: int) -> DecoderLM:
-    """Embeddings have variance 1. With those of the language models, a twelfth as large, rope and kerple did not get
-    beyond guessing one of the values stated, rope not even of two pairs in 8 tokens (docs/lab-notes.md)."""
-    torch.manual_seed(seed)
-    model = DecoderLM(model_config(config, method))
-    torch.nn.init.normal_(model.embedding.weight, generator=torch.Generator().manual_seed(seed))
-    return model
 
 
 class RecallTask:
