@@ -119,9 +119,17 @@ def test_a_file_in_the_making_leaves_the_last_page(ask, folder):
     assert ask("/")[0] == 200 and ask("/state")[0] == 200
 
 
-@pytest.mark.parametrize("argv", ["--live --out x.html", "--live --port 70000", "--port 8000"])
-def test_flags_that_do_not_go_together(folder, capsys, argv):
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("--live --out x.html", "--live writes nothing; leave --out out"),
+        ("--live --port 70000", "70000"),
+        ("--port 8000", "--port is for --live"),
+    ],
+)
+def test_flags_that_do_not_go_together(folder, capsys, argv, words):
     assert main(["report", str(folder), *argv.split()]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_port_in_use_and_no_folder(folder, ask, tmp_path):

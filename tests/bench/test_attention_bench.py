@@ -213,9 +213,10 @@ def test_a_wrong_gradient_is_found(monkeypatch, capsys):
     assert "output is off" not in errors
 
 
-def test_not_a_number_is_an_error(monkeypatch):
+def test_not_a_number_is_an_error(monkeypatch, capsys):
     monkeypatch.setattr(listing, "static", lambda q, *_, **__: q * float("nan"))
     assert run(AttentionBench(**TINY)) == 1
+    assert "static: output is off by inf" in capsys.readouterr().err
 
 
 def test_inputs_repeat_and_leave_the_random_state_alone():

@@ -195,7 +195,8 @@ def test_what_was_measured_before_an_error_is_kept(capsys, tmp_path):
     path = tmp_path / "rows.jsonl"
     evaluate("learned", "--lengths", "8", "16", "32", "--last-k", "4", "--json", str(path), expect=1)
     assert [row.length for row in read_rows(path)] == [8, 16]
-    assert "appended 2 rows" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "appended 2 rows" in shown.out and "max_positions" in shown.err
 
 
 def test_a_damaged_checkpoint(capsys, tmp_path):

@@ -77,6 +77,7 @@ def test_runs_are_compared(here, capsys):
     assert lines["model.encoding"][-2:] == ["alibi", "dape-alibi"] and "train.steps" not in lines
     assert lines["perplexity at 128"][-2:] == ["-", "8.25"]
     assert main(["runs", "compare", "runs/a"]) == 2
+    assert "give two runs or more" in capsys.readouterr().err
 
 
 def test_cleaning_keeps_what_is_needed(here, capsys):
@@ -108,19 +109,28 @@ def test_nothing_goes_without_a_yes(here, capsys, monkeypatch, answer):
     assert checkpoints(here) == before
 
 
-def test_a_run_at_work_and_links_are_left_alone(here, tmp_path_factory):
+def test_a_run_at_work_and_links_are_left_alone(here, tmp_path_factory, capsys):
     outside = make_run(tmp_path_factory.mktemp("outside") / "b")
     os.symlink(outside, here / "runs/link")
     with locked(here / "runs/grid"):
         assert main(["runs", "clean", "runs/grid", "--yes"]) == 2
+        assert "runs/grid is in use by another dape process" in capsys.readouterr().err
     assert main(["runs", "clean", "--yes"]) == 0
     assert len(checkpoints(outside)) == 2
 
 
-@pytest.mark.parametrize("argv", ["runs nix", "runs show runs", "runs show nix", "runs clean nix"])
-def test_what_is_no_run(here, capsys, argv):
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("runs nix", "nix: there is no such folder"),
+        ("runs show runs", "runs: is not a run (no config.yaml nor job.json in it)"),
+        ("runs show nix", "nix: is not a run"),
+        ("runs clean nix", "nix: there is no such folder"),
+    ],
+)
+def test_what_is_no_run(here, capsys, argv, words):
     assert main(argv.split()) == 2
-    assert "Traceback" not in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 def test_curves_keep_to_their_width():

@@ -189,7 +189,7 @@ def test_files_of_others_are_never_touched(undrawn, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_failure_leaves_what_was_there(undrawn, monkeypatch, tmp_path, late):
+def test_a_failure_leaves_what_was_there(undrawn, monkeypatch, tmp_path, capsys, late):
     out = tmp_path / "maps"
     look("dape", *FEW, "--out", str(out))
     before = {path.name: path.read_bytes() for path in out.iterdir()}
@@ -203,6 +203,7 @@ def test_a_failure_leaves_what_was_there(undrawn, monkeypatch, tmp_path, late):
     else:
         monkeypatch.setattr(bias_maps, "draw_maps", fail)
     look("alibi", *FEW, "--out", str(out), expect=1)
+    assert "disk full" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["maps"]
 
