@@ -1,11 +1,10 @@
 """Presets and YAML files of settings. Reading YAML never runs code. No torch here."""
 
-import difflib
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dape.errors import UsageError
+from dape.errors import UsageError, did_you_mean
 from dape.reading import as_record, parse_yaml, reading
 
 T = TypeVar("T")
@@ -20,10 +19,9 @@ def preset_names() -> list[str]:
 
 def read_preset(name: str) -> dict[str, Any]:
     """The settings of a preset. UsageError if there is no such preset."""
-    if name not in preset_names():
-        near = difflib.get_close_matches(name, preset_names(), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"`preset` {name}: no such preset.{hint} There are: {', '.join(preset_names())}")
+    known = preset_names()
+    if name not in known:
+        raise UsageError(f"`preset` {name}: no such preset.{did_you_mean(name, known)} There are: {', '.join(known)}")
     return parse_yaml((_presets() / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
