@@ -79,7 +79,7 @@ def test_options_of_one_encoding(capsys, tmp_path, monkeypatch):
         ("nix", "unknown positional encoding 'nix'"),
         ("alibi --out x.pdf", ".png or .svg"),
         ("alibi --length 0", "--length must be at least 1"),
-        ("alibi --length 100000", "make no picture"),
+        ("alibi --length 100000", "at most 2048 tokens can be drawn"),
         ("alibi --out nix/x.png", "does not exist"),
         ("alibi --options hidden=4", "alibi"),
     ],

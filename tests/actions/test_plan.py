@@ -50,7 +50,7 @@ def test_what_to_change_makes_it_fit():
 
 def test_nothing_helps():
     model, train = settings("6.7b", {"layers": 200, "width": 262144, "heads": 64, "encoding": "rope"})
-    assert "whatever is changed" in plan_lines(model, train, processes=8, device="a800")[-1]
+    assert "does not fit on up to 4096 devices with any" in plan_lines(model, train, processes=8, device="a800")[-1]
 
 
 def test_twice_the_devices_take_half_the_time():
@@ -66,7 +66,7 @@ def test_traffic_by_hand():
     assert traffic_of(train, 2, "fsdp", 10**9) == (2 * 2 + 4) * 1e9 / 2
     assert traffic_of(replace(train, precision="fp32", accumulate=4), 64, "fsdp", 64) == (4 * 2 * 4 + 4) * 63
     (line,) = (line for line in plan_lines(model, train, processes=64, device="a800") if line.startswith("traffic:"))
-    assert "with ddp 54 GB (2.2 s) and with fsdp 54 GB (2.2 s) at 25 GB/s" in line
+    assert "54 GB (2.2 s) with ddp or 54 GB (2.2 s) with fsdp at 25 GB/s" in line
 
 
 def test_a_batch_that_cannot_be_divided():

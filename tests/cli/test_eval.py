@@ -46,7 +46,7 @@ SHORT = ["--lengths", "8", "16", "--last-k", "4", "--windows", "3"]
 
 @pytest.mark.parametrize(
     ("run", "lengths", "why"),
-    [("rope", [8, 16, 32, 64], "is read 64 tokens back"), ("learned", [8, 16], "learned ends before")],
+    [("rope", [8, 16, 32, 64], "the reach is 64 tokens"), ("learned", [8, 16], "learned ends before")],
 )
 def test_lengths_are_those_of_the_run(capsys, tmp_path, run, lengths, why):
     """Its training length and doublings, as far as text and encoding allow."""

@@ -305,7 +305,7 @@ def test_a_tokenizer_for_a_folder_without_one(exported, tmp_path, capsys):
     assert main(argv) == 2
     assert "has no tokenizer.json" in capsys.readouterr().err
     assert main([*argv, "--tokenizer", "bpe:300"]) == 2
-    assert "would be trained anew" in capsys.readouterr().err
+    assert "would train a new tokenizer" in capsys.readouterr().err
     assert main([*argv, "--tokenizer", str(exported("bpe") / "tokenizer.json")]) == 2
     assert "the model has 257 ids, the tokenizer " in capsys.readouterr().err
     assert main([*argv, "--tokenizer", "bytes"]) == 0
@@ -348,7 +348,7 @@ def test_wrong_arguments_of_import(exported, tmp_path, capsys):
         (tmp_path / name / "config.json").write_text(content)
     (tmp_path / "empty").mkdir()
     for model, words in (
-        ("someone/some-model", "dape never goes to the network: download it first, `hf download someone/some-model"),
+        ("someone/some-model", "download it first: `hf download someone/some-model"),
         (tmp_path / "empty", "has no config.json"),
         (tmp_path / "gpt", "is a model of type 'gpt2', and only type 'dape'"),
         (tmp_path / "broken", "config.json: is not what it should be"),

@@ -255,7 +255,7 @@ def test_wrong_arguments(argv, words, capsys, monkeypatch):
 
 def test_not_a_model(capsys):
     assert main(["extend", "meta-llama/Llama-3", *SMALL]) == 2
-    assert "never goes to the network: download it first, `hf download meta-llama/Llama-3" in capsys.readouterr().err
+    assert "download it first: `hf download meta-llama/Llama-3" in capsys.readouterr().err
     assert main(["extend", ".", *SMALL]) == 2
     assert "has no config.json" in capsys.readouterr().err
 

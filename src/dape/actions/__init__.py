@@ -1,1 +1,1 @@
-"""What the commands do, as functions of Python: a command is flags, one of these calls, and what is shown."""
+"""The work of each command as a Python function. A command parses flags, calls one function and prints the result."""

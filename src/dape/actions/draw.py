@@ -1,4 +1,4 @@
-"""Pictures of encodings without training: ``dape.draw`` and ``dape draw``."""
+"""``dape.draw`` and ``dape draw``: draw encodings without training."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 LENGTHS_OF_TRAINING = 4
 LONGEST = 2048
-"""A matrix of more cells is no picture."""
+"""Most tokens in a picture: the matrix has a cell for every pair."""
 CAPTION = (
-    "Logits of attention less the scores without any encoding, where all tokens are alike: B of an additive encoding, "
-    "B + f(A, B) of DAPE, for rotations how much less similar a token is to itself from afar. Nothing is trained: "
-    "parameters are as initialised (seed {seed}). {heads} heads of {head_dim}; the dotted line is the training length "
+    "Logits of attention minus the scores without any encoding, for a sequence of equal tokens: B of an additive "
+    "encoding, B + f(A, B) of DAPE; for rotations, how much the similarity of a token to itself falls with distance. "
+    "Parameters are as initialised (seed {seed}). {heads} heads of {head_dim}; the dotted line is the training length "
     "of {train_length}. On the right, purple: {draws} draws of randomised positions, from a pool of four lengths; "
     "dashed: positions in order."
 )
@@ -40,23 +40,23 @@ def draw(
     options: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
 ) -> "Figure":
-    """Draw what encodings do to attention: by distance, as a matrix, and through randomised positions.
+    """Draw what encodings do to attention: by distance, as a matrix, and at randomised positions.
 
     Args:
-        encodings: names from ``dape.encodings()``, or modules, trained ones too.
-        length: tokens; by default 4 training lengths, or the training length where an encoding ends there.
-        train_length: of the encodings that are built here.
-        heads, head_dim: the same.
-        draws: how often randomised positions are drawn.
-        seed: of parameters, tokens and draws.
-        options: of the encodings, ``{"hidden": 16}``; ``{"dape-kerple.hidden": 16}`` of one of them.
-        out: also write the figure: .png or .svg, both without ending.
+        encodings: names from ``dape.encodings()``, or modules, also trained ones.
+        length: tokens; by default 4 training lengths, or one if the encoding supports no more.
+        train_length: training length of the encodings given by name.
+        heads, head_dim: number and width of the heads of the encodings given by name.
+        draws: number of draws of randomised positions.
+        seed: seed of parameters, tokens and draws.
+        options: options of all encodings, ``{"hidden": 16}``, or of one: ``{"dape-kerple.hidden": 16}``.
+        out: also write the figure into this file: .png or .svg; a name without ending writes both.
 
     Returns:
-        A figure of matplotlib. A notebook shows it.
+        A figure of matplotlib. A notebook displays it.
 
     Raises:
-        ValueError: for names, sizes and options that are not possible.
+        ValueError: for invalid names, sizes and options.
 
     Example::
 
@@ -79,7 +79,7 @@ def draw(
 
 
 def check_draw(encodings: "Sequence[str | PositionalEncoding]", **counts: int | None) -> None:
-    """What can be said without torch."""
+    """Check the arguments that can be checked without torch."""
     if not encodings:
         raise UsageError("`encodings` is missing: name at least one; `dape list` shows all of them")
     for each in encodings:
@@ -87,12 +87,12 @@ def check_draw(encodings: "Sequence[str | PositionalEncoding]", **counts: int | 
             check_encoding(each, "encodings")
     check_counts(**counts)
     if (counts["length"] or 1) > LONGEST:
-        raise UsageError(f"`length` {counts['length']}: more than {LONGEST} tokens make no picture")
+        raise UsageError(f"`length` {counts['length']}: at most {LONGEST} tokens can be drawn")
 
 
 def _figure_path(out: Path) -> Path:
     if out.suffix not in ("", ".png", ".svg"):
-        raise UsageError(f"`out` {out}: a figure is written as .png or .svg, or without ending as both")
+        raise UsageError(f"`out` {out}: must end in .png or .svg, or have no ending for both")
     check_writable_file(out, "`out`")
     return out
 
@@ -100,15 +100,15 @@ def _figure_path(out: Path) -> Path:
 def _effect(
     encoding: "str | PositionalEncoding", model: DecoderConfig, length: int | None, draws: int, seed: int
 ) -> "Effect":
-    """At the length asked for; by default at 4 training lengths, unless the encoding ends before."""
+    """The effect at the given length; by default at 4 training lengths, or at one if the encoding supports no more."""
     import torch
 
     from dape.evaluation.effects import effect
 
     name = encoding if isinstance(encoding, str) else _name_of(encoding)
     pe = _built(encoding, model, seed) if isinstance(encoding, str) else encoding
-    usual = pe.dims.train_length
-    lengths = [length] if length is not None else [LENGTHS_OF_TRAINING * usual, usual]
+    trained = pe.dims.train_length
+    lengths = [length] if length is not None else [LENGTHS_OF_TRAINING * trained, trained]
     failed: Exception | None = None
     for each in lengths:
         try:
@@ -120,7 +120,7 @@ def _effect(
 
 
 def _name_of(pe: "PositionalEncoding") -> str:
-    """As the catalogue would call it, wrappers first: ``dape-kerple``."""
+    """The name of a module in the catalogue, such as ``dape-kerple``."""
     own = {"DapeV2": "dape-v2"}.get(type(pe).__name__, type(pe).__name__.lower())
     base: Any = getattr(pe, "base", None)
     return own if base is None else f"{own}-{_name_of(base)}"

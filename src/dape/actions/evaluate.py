@@ -1,4 +1,4 @@
-"""Perplexity of a trained model against length: ``dape.evaluate`` and ``dape eval``."""
+"""``dape.evaluate`` and ``dape eval``: perplexity of a trained model by length."""
 
 import json as texts
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dape.evaluation.opening import Opened
 
 Watch = Callable[[int, int, int], None]
-"""Told the length, and how many of how many windows are done."""
+"""Called with the length, the number of finished windows and the number of all windows."""
 
 
 def evaluate(
@@ -49,28 +49,30 @@ def evaluate(
     """Measure a model on held-out text.
 
     Args:
-        run: a run's folder (its newest checkpoint), one checkpoint, or what ``dape.train`` returned.
+        run: a run's folder (its newest checkpoint), one checkpoint, or the result of ``dape.train``.
         lengths: tokens of context to evaluate at; by default the training length and its doublings up to 32 times, as
             far as the text and the encoding allow.
         last_k: scored tokens per window; by default 256, or the shortest length if that is less.
-        windows: the same number at every length.
+        windows: windows per length.
         protocol: ``last_k``, ``full``, ``nonoverlap`` or ``per_position``; see :class:`EvalConfig`.
         mode: ``packed``, windows may run across documents, or ``same_document``.
-        reach: tokens that fit before every place where a window ends; by default it follows from the text.
+        reach: windows of every length end only where at least this many tokens come before; by default 32768, or about
+            half of a shorter text.
         data: text to evaluate on (its held-out part); by default what the model was trained on.
-        json: a file to which the rows are appended.
+        json: file to append the rows to.
         device: ``cpu``, ``cuda``, ...; ``auto`` takes a GPU if there is one.
-        threads: of torch on the CPU.
-        processes: to start on this machine, which share the rows of every window, so that each needs less memory;
-            under torchrun, those that it has started. The nats are those of one process.
-        watch: told the length and how many of how many windows are done; by default a line. Not with ``processes``.
-        found: given the rows of every length as soon as they are there; with ``processes``, at the end.
+        threads: torch threads on the CPU.
+        processes: processes to start on this machine. They share the rows of every window, so that each needs less
+            memory. Under torchrun, the processes that it has started share them. The results are those of one process.
+        watch: called with the length, the number of finished windows and of all windows; by default a progress line
+            is shown. Not called with ``processes``.
+        found: called with the rows of each length as soon as they are measured; with ``processes``, at the end.
 
     Returns:
-        The rows, one per length (by position, one per doubling).
+        The rows, one per length (``per_position``: one per doubling of the position).
 
     Raises:
-        ValueError: for lengths that the text or the encoding does not allow, and for a run that is none.
+        ValueError: for lengths that the text or the encoding does not support, and if ``run`` is not a run.
 
     Example::
 
@@ -111,7 +113,7 @@ def _measured(
     watch: Watch | None,
     line: ProgressLine,
 ) -> Iterator[list[Row]]:
-    """The rows of one length after the other, by this process or by several."""
+    """Yield the rows of each length, measured by this process or by several."""
     if processes > 1 and not in_group():
         given = {"run": str(opened.where), "data": None if data is None else name_of(data), **asdict(settings)}
         yield from _launched({**given, "device": device, "threads": threads}, processes)
@@ -120,11 +122,11 @@ def _measured(
         stop_with(launcher())
     torch_device = use_device(own_device(device))
     set_threads(threads)
-    yield from _read(opened, data, settings, torch_device, watch or window_watch(line, settings.lengths))
+    yield from _measured_here(opened, data, settings, torch_device, watch or window_watch(line, settings.lengths))
 
 
 def _launched(given: dict[str, Any], processes: int) -> Iterator[list[Row]]:
-    """The same call in several processes; what was measured before something went wrong, too."""
+    """Make the same call in several processes. Yields the measured rows even if a process fails."""
     with scratch("dape-eval") as folder:
         path = folder / "rows.jsonl"
         words = ["-m", "dape.cli.process", "eval", texts.dumps({**given, "json": str(path)})]
@@ -137,17 +139,17 @@ def _launched(given: dict[str, Any], processes: int) -> Iterator[list[Row]]:
         raise ProcessesFailedError(code, processes, "evaluation")
 
 
-def _read(
+def _measured_here(
     opened: "Opened", data: "str | Path | Corpus | None", settings: EvalConfig, device: Any, watch: Watch
 ) -> Iterator[list[Row]]:
-    """In this process; of several, in each of them."""
+    """Yield the rows of each length. Each process of a group calls this."""
     from dape.evaluation.context_parallel import SharedWindows
     from dape.evaluation.perplexity import as_rows, measure
     from dape.training.parallel import joined
 
     with joined(None, device) as group:
         group.check_same(run=str(opened.where), data=None if data is None else name_of(data), **asdict(settings))
-        if not group.alone:  # one prepares the text, then the others find it
+        if not group.alone:  # the first process prepares the text, then the others open it
             group.together(lambda: opened.corpus(data) if group.is_first else None)
         corpus = group.together(lambda: opened.corpus(data))
         group.check_same(text=corpus.hash)
@@ -162,20 +164,22 @@ def _read(
 
 
 def _possible(settings: EvalConfig, model: DecoderConfig, corpus: "Corpus") -> tuple[int, ...]:
-    """Of lengths that nobody asked for, those that the text has room for and that the encoding can be read at: at least
-    the first, whose error then says what is wrong."""
+    """The default lengths for which there is text and which the encoding supports.
+
+    The first length is always included: if it is impossible, its error says why.
+    """
     from dape.data.windows import default_reach
 
     reach = settings.reach or default_reach(corpus.validation, same_document=settings.mode == "same_document")
     first, *longer = settings.lengths
-    possible = (first, *(n for n in longer if n <= reach and _is_reached(model, n)))
+    possible = (first, *(n for n in longer if n <= reach and _supports(model, n)))
     if left := [n for n in longer if n not in possible]:
-        why = f"the held-out text is read {reach} tokens back" if left[0] > reach else f"{model.encoding} ends before"
+        why = f"the reach is {reach} tokens" if left[0] > reach else f"{model.encoding} ends before"
         tell(f"note: lengths from {left[0]} on are left out, as {why}")
     return possible
 
 
-def _is_reached(model: DecoderConfig, length: int) -> bool:
+def _supports(model: DecoderConfig, length: int) -> bool:
     try:
         check_reach(model, length)
     except UsageError:

@@ -1,4 +1,4 @@
-"""Checkpoints to models of transformers and back: what ``dape export`` and ``dape import`` do."""
+"""``dape export`` and ``dape import``: checkpoints to models of transformers and back."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +15,10 @@ MODEL_TYPE = "dape"
 
 
 def export_run(run: Path, out: Path) -> tuple[Path, float]:
-    """Write a run's newest checkpoint, or the one given, as a folder of transformers.
+    """Write a checkpoint, or the newest one of a run, as a folder of transformers.
 
     Returns:
-        The checkpoint, and by how much the logits of both models differ.
+        The checkpoint, and the largest difference between the logits of both models.
     """
     check_transformers("dape export")
     _check_out(out)
@@ -35,7 +35,7 @@ def import_model(folder: Path, out: Path, tokenizer: str | None) -> tuple[Path, 
     """Write a folder of transformers as a run; ``tokenizer`` is for folders without one.
 
     Returns:
-        The new checkpoint, and by how much the logits of both models differ.
+        The new checkpoint, and the largest difference between the logits of both models.
     """
     check_transformers("dape import")
     _check_model_folder(folder)
@@ -55,7 +55,7 @@ def _tokenizer(folder: Path, given: str | None) -> "Tokenizer":
         raise UsageError(f"{folder} has a tokenizer; `tokenizer` is for folders without one")
     found = open_tokenizer(given)
     if found is None:
-        raise UsageError(f"`tokenizer` {given}: would be trained anew; give bytes or a tokenizer.json")
+        raise UsageError(f"`tokenizer` {given}: would train a new tokenizer; give bytes or a tokenizer.json")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What an action has found: rows, and ways to look at them."""
+"""The result of an action: rows, as table, figure, data frame or sentences."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     Tables = Callable[[list[Row], int], Sequence[RenderableType]]
-    """What is shown of rows on so many columns."""
+    """Rows and a width in columns, to what the terminal shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,18 +21,18 @@ class Found:
 
     rows: list[Row]
     out: Path | None = None
-    """Where they lie, with what is drawn from them."""
+    """The folder with the rows and their figures."""
     files: Sequence[str] = ()
-    """What was written there."""
+    """Names of the files written there."""
     failures: Mapping[str, str] = field(default_factory=dict)
-    """The last words of runs that failed, by name."""
+    """The last line of the log of each failed run, by name."""
     make_table: Callable[[list[Row]], str] = field(repr=False, default=lambda rows: by_length(rows))
     make_figure: Callable[[list[Row]], "Figure"] = field(repr=False, default=lambda rows: against_length(rows))
     make_summary: Callable[[list[Row]], str] = field(repr=False, default=lambda rows: "")
     make_terminal: "Tables" = field(repr=False, default=lambda rows, width: [])
 
     def table(self) -> str:
-        """In Markdown."""
+        """The rows as a Markdown table."""
         return self.make_table(self.rows)
 
     def figure(self) -> "Figure":
@@ -40,15 +40,15 @@ class Found:
         return self.make_figure(self.rows)
 
     def summary(self) -> str:
-        """The same in sentences, if there are any."""
+        """The results in sentences; may be empty."""
         return self.make_summary(self.rows)
 
     def terminal(self, width: int) -> "Sequence[RenderableType]":
-        """As tables of rich, for so many columns."""
+        """The rows as tables of rich, ``width`` columns wide."""
         return self.make_terminal(self.rows, width)
 
     def frame(self) -> Any:
-        """A ``pandas.DataFrame``, one line per row; what ``extra`` holds becomes columns. Needs pandas."""
+        """A ``pandas.DataFrame``; the entries of ``extra`` become columns. Needs pandas."""
         try:
             import pandas
         except ImportError as error:
@@ -61,14 +61,14 @@ class Found:
 
 
 def by_length(rows: Sequence[Row]) -> str:
-    """In Markdown: a line per method, a column per length."""
+    """A Markdown table with a line per method and a column per length."""
     from dape.report.tables import markdown_table
 
     return markdown_table(rows, metric=rows[0].metric)
 
 
 def against_length(rows: Sequence[Row]) -> "Figure":
-    """A curve per method."""
+    """A figure with a curve per method."""
     from dape.report.figures import perplexity_figure
 
     return perplexity_figure(rows)

@@ -1,7 +1,7 @@
-"""A report that is served while its runs work: what ``dape report --live`` does. No torch here.
+"""``dape report --live``: serve a report while its runs are working. No torch here.
 
-The server answers on 127.0.0.1 only, and to two paths only: ``/``, the page, and ``/state``, how far the runs are. No
-file is ever served: what is read are the result files of the folder, none of which may be a link to another place.
+The server listens on 127.0.0.1 and answers two paths: ``/`` is the page, ``/state`` the progress of the runs. It never
+serves a file. It reads only result files of the folder, and none that is a link to a place outside.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ADDRESS = "127.0.0.1"
 FRESH_SECONDS = 1.0
-"""A state is given to everybody who asks within this time."""
+"""Requests within this time get the same state."""
 POLICY = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -41,17 +41,17 @@ POLICY = {
 
 
 def serve(folder: Path, *, port: int = 0, paper: bool = False) -> "LiveServer":
-    """A server of the folder's report, still to be started with ``serve_forever``; ``port`` 0 is any that is free."""
+    """A server for the report of a folder; ``serve_forever`` starts it. ``port`` 0 takes any free port."""
     if not folder.is_dir():
-        raise UsageError(f"{folder}: there is no such folder; give the `out` of the command that works, or will")
+        raise UsageError(f"{folder}: there is no such folder; give the `out` of the command that is or will be running")
     if not 0 <= port < 1 << 16:
         raise UsageError(f"`port` must lie between 0 and 65535, got {port}")
     live = Live(folder, paper)
-    live.page()  # a library that is missing is told now
+    live.page()  # raises now if a library is missing
     try:
         return LiveServer((ADDRESS, port), live)
     except OSError as error:
-        raise UsageError(f"`port` {port}: cannot be used ({error.strerror}); leave it out for a free one") from error
+        raise UsageError(f"`port` {port}: cannot be used ({error.strerror}); omit it for a free one") from error
 
 
 class Live:
@@ -65,13 +65,13 @@ class Live:
         self._read_at = -FRESH_SECONDS
 
     def page(self) -> bytes:
-        """Built anew when there are other rows."""
+        """The page, built again if the rows have changed."""
         from dape.report.page import build_page
 
         with self._lock:
             version = self._version()
             if version != self._page_version or not self._page:
-                with contextlib.suppress(OSError, ValueError):  # in the making: what was there before is shown
+                with contextlib.suppress(OSError, ValueError):  # a file is being written: keep the page of before
                     text = build_page(self._sections(), self._folder.resolve().name or "Results", live=True)
                     self._page, self._page_version = text.encode(), version
             return self._page
@@ -119,7 +119,7 @@ class Live:
         return sections
 
     def _unfinished(self, folder: Path, delivered: set[str]) -> "list[Row]":
-        """Rows of tests that are done, of runs that are not."""
+        """Rows of finished tests of unfinished runs."""
         rows: list[Row] = []
         for path in self._tested(folder):
             with contextlib.suppress(OSError, ValueError):
@@ -132,14 +132,14 @@ class Live:
                 yield path
 
     def _version(self) -> str:
-        """Changes when rows do."""
+        """A hash that changes with the files of rows."""
         paths = [each / RESULTS for each in result_folders(self._folder)] + list(self._tested(self._folder))
-        told = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths if path.is_file()]
-        return hashlib.sha256("\n".join(told).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        facts = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths if path.is_file()]
+        return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _is_inside(results: Path, top: Path) -> bool:
-    """None of the files that a page is made of is a link to somewhere else."""
+    """Whether no file that the page is made from is a link to a place outside ``top``."""
     names = (RESULTS, CLAIMS, *MAPS, "README.md", *(f"maps/{name}" for name in MAPS))
     return all((results / name).resolve().is_relative_to(top.resolve()) for name in names if (results / name).exists())
 
@@ -162,8 +162,8 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10
 
     def do_GET(self) -> None:
-        if self.headers.get("Host", "") not in self._own_hosts():
-            return self._answer(403, "text/plain", b"this page is for this machine alone\n")  # a foreign name for us
+        if self.headers.get("Host", "") not in self._own_hosts():  # DNS rebinding: another site's name for this address
+            return self._answer(403, "text/plain", b"this page is for this machine alone\n")
         if self.path == "/":
             return self._answer(200, "text/html; charset=utf-8", self.server.live.page())
         if self.path == "/state":
@@ -182,8 +182,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reader has gone on
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the browser has closed the connection
                 self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody wants a line per request."""
+        """Print nothing; the base class prints a line per request."""

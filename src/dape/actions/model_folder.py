@@ -1,4 +1,4 @@
-"""A folder of the transformers library: whether it is one, and of which kind. Neither torch nor the library here."""
+"""The type of the model in a folder of transformers. Imports neither torch nor transformers."""
 
 from pathlib import Path
 
@@ -9,11 +9,15 @@ CONFIG = "config.json"
 
 
 def model_type(folder: Path) -> str | None:
-    """What the folder's config.json calls the model; a folder that holds none is refused."""
+    """``model_type`` in the folder's config.json.
+
+    Raises:
+        UsageError: if there is no folder or no readable config.json in it.
+    """
     if not folder.is_dir():
         raise UsageError(
-            f"{folder}: there is no such folder. A name on the Hugging Face hub is not enough, dape never goes to the "
-            f"network: download it first, `hf download {folder} --local-dir DIR`"
+            f"{folder}: there is no such folder. dape does not download models by their name on the Hugging Face hub; "
+            f"download it first: `hf download {folder} --local-dir DIR`"
         )
     try:
         return read_json(folder / CONFIG).get("model_type")

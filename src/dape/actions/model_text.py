@@ -1,4 +1,4 @@
-"""Text as the model of a folder reads it, for whatever takes any model."""
+"""Text as tokens of the model in a folder of transformers."""
 
 import sys
 import tempfile
@@ -12,27 +12,26 @@ if TYPE_CHECKING:
     from dape.data.tokenizer import Tokenizer
 
 BYTE_MODELS = 384
-"""Ids that a model of bytes may have: 257, and what a vocabulary is padded to."""
+"""Most ids of a model that reads bytes: 257, padded."""
 
 
 def model_corpus(spec: str, folder: Path, argument: str, *, vocabulary: int | None = None) -> "Corpus":
-    """Ids of the model's own tokenizer, an end of document included; ``argument`` is what ``spec`` was given as. What
-    of the text is held out is said.
+    """Open a text with the tokenizer of the model in ``folder``, and print which part is held out.
 
-    With ``vocabulary``, the model's number of ids, a folder without tokenizer is taken for a model of bytes if it can
-    be one, and a prepared text is believed.
+    Args:
+        spec: the text, as for ``dape.open_data``.
+        folder: the model.
+        argument: name of the argument that ``spec`` was given as, for errors.
+        vocabulary: the model's number of ids. With it, the folder may lack a tokenizer: a prepared text is then taken
+            as it is, and any other text is read as bytes if the number of ids fits.
     """
-    corpus = _model_corpus(spec, folder, argument, vocabulary)
-    _tell_held_out(corpus)
-    return corpus
-
-
-def _tell_held_out(corpus: "Corpus") -> None:
     from dape.data.held_out import held_out_warnings, held_out_words
 
+    corpus = _model_corpus(spec, folder, argument, vocabulary)
     print(f"held out of {corpus.name}: {held_out_words(corpus)}", flush=True)
     for words in held_out_warnings(corpus):
         print(f"dape: warning: {words}", file=sys.stderr)
+    return corpus
 
 
 def _model_corpus(spec: str, folder: Path, argument: str, vocabulary: int | None) -> "Corpus":
@@ -46,7 +45,7 @@ def _model_corpus(spec: str, folder: Path, argument: str, vocabulary: int | None
         return open_data(spec)
     own = _tokenizer(folder, argument, vocabulary)
     with tempfile.TemporaryDirectory() as saved:
-        own.save(Path(saved))  # with the token that ends a document, which tokenizer.json alone does not say
+        own.save(Path(saved))  # also saves which token ends a document; tokenizer.json alone does not say
         given = "bytes" if isinstance(own, ByteTokenizer) else str(Path(saved, FILE))
         corpus = open_text(spec, given, own.fingerprint)
     same = {own.fingerprint}
@@ -55,7 +54,7 @@ def _model_corpus(spec: str, folder: Path, argument: str, vocabulary: int | None
     if corpus.tokenizer.fingerprint not in same:
         raise UsageError(
             f"`{argument}` {spec}: was prepared with the tokenizer {corpus.tokenizer.name}, not with that of {folder}; "
-            f"give the text itself, or prepare it: dape prepare ... --tokenizer {folder / FILE}"
+            f"give the text itself, or prepare it again: dape prepare ... --tokenizer {folder / FILE}"
         )
     return corpus
 
@@ -70,6 +69,6 @@ def _tokenizer(folder: Path, argument: str, vocabulary: int | None) -> "Tokenize
         return ByteTokenizer()
     also = "" if vocabulary is None else f"; or give `{argument}` a folder that `dape prepare` made with it"
     raise UsageError(
-        f"{folder} has no {FILE}, without which `{argument}` cannot be read as the model does. Save it there: "
+        f"{folder} has no {FILE}, which is needed to read `{argument}` as the model does. Save it there: "
         f"AutoTokenizer.from_pretrained(...).save_pretrained({str(folder)!r}){also}"
     )

@@ -1,23 +1,22 @@
-"""What a run on several devices would need, worked out without any: what ``dape train --dry-run`` says of a cluster.
+"""``dape train --dry-run`` for a cluster: memory, time and traffic of a run on several devices, without the devices.
 
-N processes, P parameters, bytes per device:
+With N processes and P parameters, a device holds these bytes:
 
-state     16 P (weights, gradients, two moments of AdamW, in float32), with ``fsdp`` 16 P / N
-copies    what is whole for a moment: with ``ddp`` the buckets of gradients, 4 P; with ``fsdp`` two blocks and the
-          tables of the vocabulary, with gradients; in mixed precision also the weights in two bytes
-kept      activations of the sequences that one process reads at a time: see ``dape.training.cost``
+state         16 P (weights, gradients, two moments of AdamW, in float32), with ``fsdp`` 16 P / N
+copies        temporary whole tensors: with ``ddp`` the buckets of gradients, 4 P; with ``fsdp`` two blocks and the
+              tables of the vocabulary, with gradients; in mixed precision also the weights in two bytes
+activations   of the sequences that one process reads at a time: see ``dape.training.cost``. Of attention they contain
+              queries, keys, values and the result; no matrix of t x t is kept.
 
-Attention keeps queries, keys, values and its result only, which are in those activations: no matrix of t x t.
+In each step a device receives these bytes, times (N - 1) / N:
 
-Bytes that a device receives in a step, times (N - 1) / N:
-
-ddp       8 P: the sum of the gradients in float32, reduced and gathered again
-fsdp      the weights twice (forward and backward; with accumulation for every part) and the gradients once: 12 P, in
-          mixed precision 8 P
+ddp           8 P: the gradients in float32, reduced and gathered again
+fsdp          12 P: the weights twice (forward and backward; with accumulation for every part) and the gradients once;
+              in mixed precision 8 P
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -31,10 +30,10 @@ from dape.training.launch import check_shares
 
 Sharing = Literal["ddp", "fsdp"]
 USABLE = 0.9
-"""Of a device's memory: the rest is the framework's own, and lost between blocks."""
+"""Share of a device's memory for the model. The framework and fragmentation take the rest."""
 MOST_PROCESSES = 4096
 NETWORK = 25e9
-"""Bytes per second that a device receives from other machines: 200 Gbit/s for each, a guess."""
+"""Bytes per second that a device receives from other machines: an assumption of 200 Gbit/s for each device."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Device:
     memory: float
     """Bytes."""
     peak: float
-    """Operations per second in bfloat16, dense, as its maker states them."""
+    """Dense operations per second in bfloat16, from the data sheet."""
 
 
 DEVICES = {
@@ -73,12 +72,12 @@ class Memory:
 def memory_of(
     model: DecoderConfig, train: TrainConfig, processes: int, sharing: Sharing, count: int | None = None
 ) -> Memory:
-    """``count``: the model's parameters, where they are known: to count them takes longer than the rest."""
+    """Memory of one device. ``count``: the model's parameters, if known; counting them takes longer than the rest."""
     count, half = count or parameters(model), train.precision != "fp32"
     part = math.ceil(train.batch / train.accumulate / processes)
     share = processes if sharing == "fsdp" else 1
     tables = 2 * model.vocabulary * model.width
-    whole = tables + 2 * (count - tables) / model.layers  # of blocks one at work, one on its way
+    whole = tables + 2 * (count - tables) / model.layers  # two blocks: one computes, the next is being gathered
     copies = 2.0 * half * count if sharing == "ddp" else (2 if half else 4) * 2 * whole
     buckets = 4 * count if sharing == "ddp" and processes > 1 else 0
     return Memory(
@@ -98,7 +97,7 @@ def traffic_of(train: TrainConfig, processes: int, sharing: Sharing, count: int)
 
 
 def plan_lines(model: DecoderConfig, train: TrainConfig, *, processes: int, device: str) -> list[str]:
-    """What to know before asking a cluster for it."""
+    """Time, memory, traffic and checkpoint size of a run, and a verdict whether it fits; a line each."""
     if processes < 1:
         raise UsageError(f"`processes` must be at least 1, got {processes}")
     check_shares(train.batch, train.accumulate, processes)
@@ -112,8 +111,8 @@ def plan_lines(model: DecoderConfig, train: TrainConfig, *, processes: int, devi
         f"{train.steps} steps of {train.batch} x {model.train_length} tokens, {tokens:.3g} in all; {operations:.3g} "
         "operations",
         f"time: {_time(hours)} on {processes} x {kind.name} at {UTILISATION:.0%} of {kind.peak / 1e12:.0f} TFLOP/s in "
-        f"bf16 ({processes * hours:.3g} GPU-hours); a guess that networks and short sequences make worse"
-        + (", and `precision` fp32 many times" if train.precision == "fp32" else ""),
+        f"bf16 ({processes * hours:.3g} GPU-hours); an estimate: networks and short sequences make it longer"
+        + (", and `precision` fp32 many times longer" if train.precision == "fp32" else ""),
     ]
     for sharing in ("ddp", "fsdp"):
         lines.append(_memory_line(memory_of(model, train, processes, sharing, count), sharing, kind))
@@ -121,18 +120,18 @@ def plan_lines(model: DecoderConfig, train: TrainConfig, *, processes: int, devi
         lines.append(_traffic_line(train, processes, count, 3600 * hours / train.steps))
     checkpoint = 12 * count
     lines.append(
-        f"checkpoint: {in_words(checkpoint)} in all (weights, two moments), of each process with fsdp "
-        f"{in_words(checkpoint / processes)}; the weights alone {in_words(4 * count)}"
+        f"checkpoint: {in_words(checkpoint)} in all (weights, two moments), {in_words(checkpoint / processes)} per "
+        f"process with fsdp; the weights alone {in_words(4 * count)}"
     )
     return [*lines, _verdict(model, train, processes, kind, count)]
 
 
 def _traffic_line(train: TrainConfig, processes: int, count: int, computing: float) -> str:
     found = {sharing: traffic_of(train, processes, sharing, count) for sharing in ("ddp", "fsdp")}
-    told = [f"{sharing} {in_words(size)} ({size / NETWORK:.2g} s)" for sharing, size in found.items()]
+    sizes = [f"{in_words(size)} ({size / NETWORK:.2g} s) with {sharing}" for sharing, size in found.items()]
     return (
-        f"traffic: in a step each device receives with {' and with '.join(told)} at {NETWORK / 1e9:.0f} GB/s, and "
-        f"computes for {computing:.2g} s; much of it happens at the same time"
+        f"traffic: per step each device receives {' or '.join(sizes)} at {NETWORK / 1e9:.0f} GB/s, and computes for "
+        f"{computing:.2g} s; the two overlap in part"
     )
 
 
@@ -142,19 +141,20 @@ def _time(hours: float) -> str:
 
 def _memory_line(memory: Memory, sharing: Sharing, kind: Device) -> str:
     parts = ("weights", "gradients", "optimizer", "copies", "activations")
-    told = ", ".join(f"{name} {in_words(getattr(memory, name))}" for name in parts)
+    sizes = ", ".join(f"{name} {in_words(getattr(memory, name))}" for name in parts)
     fits = "fits" if memory.total <= USABLE * kind.memory else "does not fit"
-    return f"{sharing}: {in_words(memory.total)} on each device of {in_words(kind.memory)}, {fits} ({told})"
+    return f"{sharing}: {in_words(memory.total)} on each device of {in_words(kind.memory)}, {fits} ({sizes})"
 
 
 def _verdict(model: DecoderConfig, train: TrainConfig, processes: int, kind: Device, count: int) -> str:
-    """What fits, or the first change of settings that makes it fit; then the number of devices."""
+    """The first change of settings that makes the run fit: on the given number of devices, then on more of them."""
     for number in [processes, *(n for n in _doublings(processes) if train.batch // train.accumulate % n == 0)]:
-        for sharing, changed, flags in _changes(model, train, number):
+        for sharing, changed, settings in _changes(model, train, number):
             if memory_of(*changed, number, sharing, count).total <= USABLE * kind.memory:
-                told = [*([f"processes {number}"] if number != processes else []), *flags]
-                return f"fits with `parallel` {sharing}" + (f" and {', '.join(map(_as_flag, told))}" if told else "")
-    return f"does not fit, whatever is changed, on up to {MOST_PROCESSES} devices: choose a smaller model"
+                settings = settings if number == processes else {"processes": str(number), **settings}
+                changes = ", ".join(f"`{name}` {value}".strip() for name, value in settings.items())
+                return f"fits with `parallel` {sharing}" + (f" and {changes}" if changes else "")
+    return f"does not fit on up to {MOST_PROCESSES} devices with any of these settings: choose a smaller model"
 
 
 def _doublings(processes: int) -> Iterator[int]:
@@ -162,16 +162,11 @@ def _doublings(processes: int) -> Iterator[int]:
         yield processes
 
 
-def _as_flag(setting: str) -> str:
-    name, _, value = setting.partition(" ")
-    return f"`{name}` {value}".strip()
-
-
-Changed = tuple[Sharing, tuple[DecoderConfig, TrainConfig], Sequence[str]]
+Changed = tuple[Sharing, tuple[DecoderConfig, TrainConfig], Mapping[str, str]]
 
 
 def _changes(model: DecoderConfig, train: TrainConfig, processes: int) -> Iterator[Changed]:
-    """From what costs nothing to what costs time."""
+    """Ways to save memory, cheapest first: how to share, the changed settings, and the changes by name."""
     settings: Mapping[str, str] = {}
     for step in ("", "precision", "checkpoint_activations", "accumulate"):
         if step == "precision" and train.precision == "fp32":
@@ -179,12 +174,11 @@ def _changes(model: DecoderConfig, train: TrainConfig, processes: int) -> Iterat
         elif step == "checkpoint_activations" and not model.checkpoint_activations:
             model, settings = replace(model, checkpoint_activations=True), {**settings, step: ""}
         for parts in _parts(train, processes) if step == "accumulate" else [train.accumulate]:
-            told = {**settings, "accumulate": str(parts)} if step == "accumulate" else settings
+            changes = {**settings, "accumulate": str(parts)} if step == "accumulate" else settings
             for sharing in ("ddp", "fsdp") if processes > 1 else ("ddp",):
-                changed = replace(train, accumulate=parts)
-                yield sharing, (model, changed), [f"{name} {value}".strip() for name, value in told.items()]
+                yield sharing, (model, replace(train, accumulate=parts)), changes
 
 
 def _parts(train: TrainConfig, processes: int) -> list[int]:
-    """How often a batch may be divided, beyond what is asked for."""
+    """Greater values of ``accumulate`` that divide the batch."""
     return [n for n in range(train.accumulate + 1, train.batch + 1) if train.batch % (n * processes) == 0]
