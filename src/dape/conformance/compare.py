@@ -13,7 +13,7 @@ from dape.conformance.make import INPUTS, hide, loss, softmax
 from dape.conformance.subject import Built, Subject, theirs
 
 LARGE = 1e3
-"""What a hidden cell of logits holds is nobody's business, unless it is so large that no mask can be meant."""
+"""A hidden cell of the logits may hold anything below this: what is larger would win the softmax, so it is no mask."""
 GRADIENT_SLACK = 10
 """Gradients are sums: they may be off by more than logits."""
 
@@ -29,7 +29,7 @@ class Compared:
     """The same with its hidden cells, where they are not what a mask leaves."""
     skipped: str | None = None
     gradients: Mapping[str, float] = field(default_factory=dict)
-    """By what each is off, in parts of its largest entry."""
+    """The error of each gradient, divided by its largest entry."""
     leak: float = 0.0
     """How much earlier rows move when the last key changes."""
     tolerance: float = 1e-5
@@ -44,7 +44,7 @@ class Compared:
 
     @property
     def error(self) -> Tensor:
-        """On every cell that counts, in parts of the largest entry; infinite where a number is not finite."""
+        """The error of every visible cell, divided by the largest entry; infinite where a number is not finite."""
         assert self.found is not None
         shown = self.found if self.gives_weights or self.case.x is not None else hide(self.found, self.case)
         return ((shown - self.expected).abs() / self.scale).nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -91,7 +91,7 @@ def compare(subject: Subject, case: Case, tolerance: float) -> Compared:
 
 
 def _gradients(found: Tensor, built: Built, leaves: Mapping[str, Tensor | None]) -> dict[str, float]:
-    """Of the loss, off by how much; of what the case has no gradients of, none."""
+    """The errors of the gradients that the case has."""
     case = built.case
     if case.weight is None:
         return {}
@@ -124,7 +124,7 @@ def _strange(found: Tensor, case: Case, built: Built) -> Tensor | None:
 
 
 def _leak(found: Tensor, built: Built, leaves: Mapping[str, Tensor | None]) -> float:
-    """Change the last key: rows before it may not notice."""
+    """How much rows before the last key change with it; they must not."""
     case, k = built.case, leaves["k"]
     earlier = case.q_pos < case.length - 1
     if k is None or not case.causal or not earlier.any():

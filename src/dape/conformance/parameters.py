@@ -18,7 +18,7 @@ Gradients = dict[str, Callable[[], Tensor | None]]
 
 
 def load_into(instance: Any, values: Mapping[str, Tensor], names: Names) -> Gradients:
-    """Set the parameters of a module; for each of ours, where its gradient will be."""
+    """Set the parameters of a module. Returns the tensor that will hold the gradient, for each parameter of ours."""
     own = dict(instance.named_parameters()) if isinstance(instance, nn.Module) else {}
     own = {n: p for n, p in own.items() if names.get(n) != LEFT_ALONE}
     names = {n: ours for n, ours in names.items() if ours != LEFT_ALONE}
@@ -42,7 +42,7 @@ def given_as_arguments(
 def _paired(
     own: list[str], values: Mapping[str, Tensor], names: Names, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, str]:
-    """Our name for every one of theirs; all on both sides, or an error that shows both."""
+    """Our name for each of their parameters. An error shows both lists if a name is left on either side."""
     if unknown := [n for n in names if n not in own]:
         raise UsageError(f"`names`: it has no parameter {unknown[0]!r}; it has {_listed(shapes) or own or 'none'}")
     if unknown := [n for n in names.values() if _plain(n) not in values]:

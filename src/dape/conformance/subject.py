@@ -93,7 +93,7 @@ class Built:
         return self.kind == "attention"
 
     def runs(self) -> str | None:
-        """Why this case cannot be asked of this kind, or None."""
+        """Why this case cannot be compared for this kind of callable, or None."""
         case = self.case
         if (self.kind == "embed") != (case.x is not None) and self.kind != "hooks":
             return "an encoding of the embeddings is compared by `embed`, and no other"
@@ -174,7 +174,7 @@ class Built:
         return self.call(*given, **extra)
 
     def _rows(self, found: Any) -> Tensor:
-        """Of a whole square, the rows that are compared."""
+        """The compared rows of a whole square of logits."""
         heads, length = self.case.dims.num_heads, self.case.length
         return self._shaped(found, (heads, length, length))[:, self.case.q_pos]
 
@@ -243,7 +243,7 @@ def _causal_name(signature: inspect.Signature | None) -> str | None:
 
 
 def _entering_name(signature: inspect.Signature | None) -> str | None:
-    """Of what enters the layer, [1, t, m], for encodings that read features."""
+    """The argument for what enters the layer, [1, t, m]; encodings that read features need it."""
     names = [] if signature is None else list(signature.parameters)[1:]
     return next((n for n in ("x", "hidden_states", "entering") if n in names), None)
 

@@ -22,7 +22,7 @@ MOSTLY = 0.1
 class Likely:
     mistake: Mistake
     left: float
-    """What it does not explain, in parts of the largest entry."""
+    """The error that the mistake does not explain, divided by the largest entry."""
     whole: bool
 
 
@@ -50,7 +50,7 @@ class Verdict:
 
     @property
     def off(self) -> float:
-        """The largest difference of all cases, in parts of the largest entry."""
+        """The largest error of all cases, divided by the largest entry."""
         return max((each.off for each in self.compared), default=0.0)
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Verdict:
         ]
 
     def as_record(self) -> dict[str, Any]:
-        """For another program."""
+        """The verdict as plain data, for JSON."""
         return {
             "target": self.target,
             "encoding": self.encoding,
@@ -113,7 +113,7 @@ def _record(each: Compared) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity: null is further off than any number."""
+    """JSON has no infinity, so that null stands for it."""
     return value if math.isfinite(value) else None
 
 
@@ -139,7 +139,7 @@ def _number(value: float) -> str:
 
 
 def likely_mistakes(name: str, compared: Sequence[Compared], tolerance: float) -> list[Likely]:
-    """Those that explain every case, or the one that comes nearest if it leaves little."""
+    """The mistakes that explain every case; if there is none, the nearest one, unless it leaves much unexplained."""
     wrong = [each for each in compared if not each.skipped]
     settings = {each.case.name: Setting(each.case, reference(name, each.case)) for each in wrong}
     judged = []
@@ -157,12 +157,12 @@ def likely_mistakes(name: str, compared: Sequence[Compared], tolerance: float) -
 
 
 def _or_own(left: float | None, each: Compared) -> float:
-    """Where a mistake cannot happen, everything is left."""
+    """The largest part of any case that the mistake leaves unexplained: all of it where the mistake cannot happen."""
     return each.off if left is None else left
 
 
 def _left(mistake: Mistake, each: Compared, setting: Setting) -> float | None:
-    """How far what was found is from what the mistake gives, in parts of the largest entry."""
+    """The distance of what was found from what the mistake gives, divided by the largest entry."""
     wrong = mistake.output(setting)
     found = each.found
     if wrong is None or found is None:
@@ -177,7 +177,7 @@ def _left(mistake: Mistake, each: Compared, setting: Setting) -> float | None:
 
 
 def _distance(found: Tensor, wrong: Tensor, each: Compared) -> float:
-    """Relative to each entry where a mistake makes entries huge; NaN is as good as NaN."""
+    """Divided by each entry itself where a mistake makes entries huge; NaN equals NaN."""
     same = (found == wrong) | (found.isnan() & wrong.isnan())
     scale = wrong.abs().clamp(min=each.scale) if each.hidden is not None else each.scale
     return (

@@ -34,7 +34,7 @@ def _worst(each: Compared) -> str:
 
 
 def _depends_on(ran: Sequence[Compared], wrong: Sequence[Compared]) -> str:
-    """What the cases that are off have in common, and those that are right have not."""
+    """What all cases with errors have in common and no other case has."""
     off, right = {each.case.name for each in wrong}, {each.case.name for each in ran} - {e.case.name for e in wrong}
     if off == {"heads"}:
         return "Heads: right at 2 and 4 heads, off at 12, which is no power of two."

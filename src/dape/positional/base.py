@@ -10,10 +10,9 @@ fourth for those that read content of their own:
   keys, and ``rotate`` and ``logits`` find them in the grid.
 
 A model calls all of them unconditionally and never asks for a name. :class:`PositionalEncoding` itself is NoPE.
-What a hook may rely on: scores, q and k as documented below, a :class:`Grid` that says where everything stands, keys
-stored in the order of their positions. What it must keep to: look along a row only, remember nothing, be
-deterministic and depend on its arguments and registered parameters alone, since the memory-lean implementations call
-it on blocks of rows and again in the backward pass.
+A hook gets scores, q and k as documented below, a :class:`Grid` of positions, and keys in the order of their positions.
+It must look along a row only, remember nothing, be deterministic, and depend on its arguments and registered parameters
+alone, since the memory-lean implementations call it on blocks of rows and again in the backward pass.
 Most new encodings subclass :class:`RelativeBias` and write one method, ``bias_at(lag, causal=...)``.
 """
 
@@ -54,7 +53,7 @@ __all__ = [
     "require_positive",
     "share_heads",
 ]
-"""For authors of encodings; the rest is for the library."""
+"""These names are for authors of encodings; the others are for the library."""
 LEAKY_SLOPE = 0.01
 BidirectionalForm = Literal["past_bonus", "symmetric", "tril"]
 

@@ -204,7 +204,7 @@ class Grid:
         )
 
     def first_keys(self, count: int) -> "Grid":
-        """The same queries over the first ``count`` keys only. Meant for causal grids, where later keys are hidden."""
+        """The same queries over the first ``count`` keys only. For causal grids, where later keys are hidden."""
         padding = self.key_padding_mask
         return replace(
             self,

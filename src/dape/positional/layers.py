@@ -2,7 +2,7 @@
 
 They compute in the precision of their input, whatever that of their weights. An :class:`Affine` has the parameters of
 an ``nn.Linear`` but is not one: programs that look for linear layers, to adapt or quantise them, mean layers that see
-each token. These see each pair of tokens, are small, and are part of a fast kernel as long as nothing is around them.
+each token. These see each pair of tokens and are small. A fast kernel computes them while nothing is around them.
 """
 
 import torch

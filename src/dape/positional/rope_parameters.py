@@ -16,7 +16,7 @@ ROTATIONS = {
     "llama3": ("llama3", {n: n for n in ("factor", "low_freq_factor", "high_freq_factor")}),
     "proportional": ("proportional", {"factor": "factor"}),
 }
-"""By ``rope_type``: our name, and our names of its numbers."""
+"""For each ``rope_type`` our name of the rotation and our names of its numbers."""
 _EVERYWHERE = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 _ONLY_FOR_YARN = {"mscale", "mscale_all_dim"}
 
@@ -66,5 +66,5 @@ def rotation_of(
 
 
 def _mscale(given: Mapping[str, Any], name: str) -> float:
-    """DeepSeek's two factors of YaRN's amplitude, of which the quotient counts."""
+    """One of DeepSeek's two factors of YaRN's amplitude; the amplitude is their quotient."""
     return 0.1 * given[name] * math.log(given["factor"]) + 1 if given["factor"] > 1 else 1.0

@@ -21,7 +21,7 @@ from dape.positional.base import AttentionDims, require_positive
 from dape.positional.rope import Pairing, PositionInterpolation, Rope, RopeOptions, Spectrum, StretchOptions
 
 FACTOR = 8.0
-"""Llama 3.1's."""
+"""As in Llama 3.1."""
 
 
 class DynamicNtk(PositionInterpolation):

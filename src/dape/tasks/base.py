@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Loss:
-    """Of one part of a batch. Means are weighted by their counts, so that it does not matter how a batch is divided."""
+    """The loss of one part of a batch. Means are weighted by counts, so that a batch may be divided anyhow."""
 
     mean: Float[Tensor, ""]
     """Nats per target."""
     count: int
     """Targets of this part."""
     right: int = 0
-    """Answers that are right, of ``answers``; where a task does not tell, there are none."""
+    """How many of ``answers`` are right; both are 0 where a task does not tell."""
     answers: int = 0
 
 
@@ -27,12 +27,12 @@ class Batch:
     """The examples of one step."""
 
     loss: Callable[[int], Loss]
-    """Of the part with this number."""
+    """The loss of the part with this number."""
     count: int
     """Targets of all parts, in all processes."""
     parts: int = 1
     side_by_side: bool = False
-    """The parts are small, so that threads may compute them at once. Otherwise parts are there to save memory."""
+    """Whether parts are small, so that threads may compute them at once. Otherwise parts save memory."""
     words: Callable[[], str] = lambda: ""
     """What to say about the batch when its loss is not finite."""
 
@@ -44,11 +44,11 @@ class Shares(Protocol):
     def world(self) -> int: ...
 
     def share(self, rows: Tensor) -> Tensor:
-        """Those of this process."""
+        """The share of this process."""
         ...
 
     def sums(self, *values: float) -> list[float]:
-        """Over all processes."""
+        """The sum over all processes."""
         ...
 
 
@@ -76,7 +76,7 @@ class Task(Protocol):
 
     @property
     def tokens(self) -> int | None:
-        """Of a step, if that is always the same number."""
+        """Tokens of a step, if their number is always the same."""
         ...
 
     def batch(self, model: nn.Module, step: int) -> Batch: ...

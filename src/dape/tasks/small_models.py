@@ -26,7 +26,7 @@ class SmallModels:
 
     @property
     def train_tokens(self) -> int:
-        """That a model reads in training, at most: a step is never more than a whole batch of the longest."""
+        """The most tokens that a model reads in training: no step has more than a batch of the longest sequences."""
         return self.steps * self.batch * self.train_length
 
     def check_sizes(self) -> None:

@@ -76,8 +76,8 @@ class TextTask:
         return model.drawn_encodings(self.length, generator)
 
     def validate(self, model: nn.Module) -> float | None:
-        """At the training length, on windows that are the same for every run on this text. None if the held-out text is
-        too short."""
+        """The loss at the training length, on windows that are the same for every run on this text. None if the
+        held-out text is too short."""
         stream = self.corpus.validation
         if len(stream) <= self.length:
             return None

@@ -44,7 +44,7 @@ ABILITIES: dict[str, Entry] = {entry.name: entry for entry in _LINES}
 RULER = ("needle", "many-needles", "variables", "common-word", "frequent-words")
 CORE = ("last-value", "power-gaps", "block-search", "copying")
 SETS = {"core": CORE, "ruler": RULER, "all": tuple(ABILITIES)}
-"""Names of several tests."""
+"""A name for several tests."""
 
 
 def find(name: str) -> Entry:

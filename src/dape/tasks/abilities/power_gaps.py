@@ -50,7 +50,7 @@ class PowerGaps(Ability):
 
     @staticmethod
     def _ask(generator, tokens, begin, slot, written) -> int:
-        """The key whose statement is nearest to a gap that is drawn by its logarithm."""
+        """The key whose statement is nearest to a gap, whose logarithm is drawn evenly."""
         gap = np.exp(generator.uniform(0, np.log(slot + 1)))
         key = min(written, key=lambda key: abs(np.log((slot - written[key][0]) / gap)))
         tokens[begin + 2 * slot : begin + 2 * slot + 2] = ASK + key, VALUE + written[key][1]

@@ -37,7 +37,7 @@ class TwoTokenKeys(Ability):
 
     @staticmethod
     def _keys(generator: np.random.Generator, pairs: int) -> np.ndarray:
-        """From a square of as few tokens as will do: so that each occurs in several keys."""
+        """Keys from the smallest square of tokens with enough of them, so that a token occurs in several keys."""
         side = int(np.ceil(np.sqrt(pairs)))
         rows, columns = (generator.permutation(SIDE)[:side] for _ in range(2))
         cells = generator.permutation(side * side)[:pairs]

@@ -25,7 +25,7 @@ class TextConfig:
     pairs: int = 4
     """Pairs of words in the text of the task recall; one of them is asked for."""
     seed: int = 0
-    """Of keys, words and places."""
+    """Seed of keys, words and places."""
 
     def check(self) -> None:
         if not self.tasks:
@@ -125,5 +125,5 @@ def doublings(length: int) -> tuple[int, ...]:
 
 
 def given(**settings: Any) -> dict[str, Any]:
-    """Those that are not left to their defaults."""
+    """The settings that are not None, which stands for the default."""
     return {name: value for name, value in settings.items() if value is not None}

@@ -121,7 +121,7 @@ def _places(generator: np.random.Generator, context: int, pairs: int, fixed: Seq
         room[room < 2] = 0
         counts[generator.choice(len(room), p=room / room.sum())] += 1
     drawn = [
-        # Of a row of pairs and single noise tokens, choose which are pairs.
+        # Choose which elements of a row are pairs; the others are single tokens of noise.
         begin + np.sort(generator.permutation(size - count)[:count]) + np.arange(count)
         for begin, size, count in zip(begins, sizes, counts, strict=True)
     ]
@@ -129,11 +129,11 @@ def _places(generator: np.random.Generator, context: int, pairs: int, fixed: Seq
 
 
 def data_hash(config: RecallConfig) -> str:
-    """Of what defines the test sequences."""
+    """A hash of what defines the test sequences."""
     names = ("keys", "samples", "depths")
     return sha256_of(json.dumps(["mqar", 1, *(getattr(config, name) for name in names)]))
 
 
 def tokens_name(config: RecallConfig) -> str:
-    """What rows call the tokens: there is no text, and no tokenizer."""
+    """The tokenizer's name in rows: there is no text, and no tokenizer."""
     return f"mqar:{config.keys}"
