@@ -94,7 +94,7 @@ def tables(results: Results) -> "Iterator[Table]":
     lines: dict[str, Record] = {}
     for record in results.records:
         line = lines.setdefault(record["encoding"], dict(record))
-        line[record["length"]] = record["peak_mb"]
+        line[str(record["length"])] = record["peak_mb"]
         line["note"] = line["note"] or record["note"]
     if not lines:
         return
@@ -109,7 +109,7 @@ def tables(results: Results) -> "Iterator[Table]":
 
 def _of_length(length: int) -> Column:
     def cell(line: Record) -> str:
-        value = line.get(length)
+        value = line.get(str(length))
         return "-" if value is None else f"{value:.0f}"
 
     return Column(str(length), cell)

@@ -5,12 +5,15 @@ An opaque operator for torch.compile, so that one graph serves all lengths; auto
 on to the parameters they were made from.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from dape.ops.attention.engines.base import Call, LagTerms, OfRowsAndKeys, RampTerms, Tables
 from dape.ops.attention.engines.catalogue import ENGINES
+from dape.ops.attention.schemas import schema
 from dape.ops.attention.sinks import gradient_of_sinks, with_sinks
 from dape.positional.base import accumulation_dtype
 
@@ -48,98 +51,85 @@ def lag_attention(
     return out.to(q.dtype)
 
 
-def _terms(
-    static: Tensor | None,
-    pre: Tensor | None,
-    table: Tensor | None,
-    rows: Tensor | None,
-    kinks: Tensor | None,
-    learns_static: bool = False,
-) -> Tables:
-    if table is None:
-        return LagTerms(static, pre, learns_static)
-    assert static is not None and rows is not None and kinks is not None
-    return RampTerms(static, pre, table, rows, kinks)
+class _Given(NamedTuple):
+    """What the operator gets, one tensor after the other."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    static: Tensor | None
+    wa: Tensor | None
+    pre: Tensor | None
+    w2: Tensor | None
+    table: Tensor | None
+    rows: Tensor | None
+    of_rows: Tensor | None
+    of_keys: Tensor | None
+    sinks: Tensor | None
+    kinks: Tensor | None
+    key_padding_mask: Tensor | None
+    offset: int
+    causal: bool
+    engine: str
+
+    def call(self, sinks: Tensor | None = None) -> Call:
+        both = self.of_rows is not None and self.of_keys is not None
+        separable = OfRowsAndKeys(self.of_rows, self.of_keys) if both else None  # pyright: ignore[reportArgumentType]
+        offset = self.offset if self.causal else None
+        return Call(self.q, self.k, self.v, self.wa, self.w2, self.key_padding_mask, offset, separable, sinks)
+
+    def terms(self, *, learns_static: bool = False) -> Tables:
+        if self.table is None:
+            return LagTerms(self.static, self.pre, learns_static)
+        assert self.static is not None and self.rows is not None and self.kinks is not None
+        return RampTerms(self.static, self.pre, self.table, self.rows, self.kinks)
+
+    def learned(self, *, learns_static: bool) -> list[Tensor | None]:
+        """What has a gradient beside q, k and v."""
+        static = self.static if learns_static else None
+        return [static, self.wa, self.pre, self.w2, self.table, self.rows, self.of_rows, self.of_keys]
 
 
-def _separable(rows: Tensor | None, keys: Tensor | None) -> OfRowsAndKeys | None:
-    return None if rows is None or keys is None else OfRowsAndKeys(rows, keys)
-
-
-@torch.library.custom_op("dape::lag_attention", mutates_args=())
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    static: Tensor | None,
-    wa: Tensor | None,
-    pre: Tensor | None,
-    w2: Tensor | None,
-    table: Tensor | None,
-    rows: Tensor | None,
-    of_rows: Tensor | None,
-    of_keys: Tensor | None,
-    sinks: Tensor | None,
-    kinks: Tensor | None,
-    key_padding_mask: Tensor | None,
-    offset: int,
-    causal: bool,
-    engine: str,
-) -> tuple[Tensor, Tensor]:
-    call = Call(q, k, v, wa, w2, key_padding_mask, offset if causal else None, _separable(of_rows, of_keys))
-    return with_sinks(*ENGINES[engine].forward(call, _terms(static, pre, table, rows, kinks)), sinks)
+@torch.library.custom_op("dape::lag_attention", mutates_args=(), schema=schema(_Given, "(Tensor, Tensor)"))
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    given = _Given(*arguments)
+    return with_sinks(*ENGINES[given.engine].forward(given.call(), given.terms()), given.sinks)
 
 
 @_forward.register_fake
-def _(q, k, v, static, wa, pre, w2, table, rows, of_rows, of_keys, sinks, kinks, mask, offset, causal, engine):
-    dtype = accumulation_dtype(q.dtype)
+def _(*arguments):
+    given = _Given(*arguments)
+    q, v, dtype = given.q, given.v, accumulation_dtype(given.q.dtype)
     batch, heads, queries, _ = q.shape
     softmax = q.new_empty(batch, heads, queries, 2, dtype=dtype)
-    if ENGINES[engine].heads_beside:
+    if ENGINES[given.engine].heads_beside:
         return q.new_empty(batch, queries, heads, v.shape[-1], dtype=dtype).transpose(1, 2), softmax
     return q.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype), softmax
 
 
-@torch.library.custom_op("dape::lag_attention_backward", mutates_args=())
-def _backward(
-    grad: Tensor,
-    out: Tensor,
-    softmax: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    static: Tensor | None,
-    wa: Tensor | None,
-    pre: Tensor | None,
-    w2: Tensor | None,
-    table: Tensor | None,
-    rows: Tensor | None,
-    of_rows: Tensor | None,
-    of_keys: Tensor | None,
-    sinks: Tensor | None,
-    kinks: Tensor | None,
-    key_padding_mask: Tensor | None,
-    offset: int,
-    causal: bool,
-    engine: str,
-    learns_static: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+_GRADIENTS = "(" + ", ".join(["Tensor"] * 11) + ")"
+
+
+@torch.library.custom_op(
+    "dape::lag_attention_backward",
+    mutates_args=(),
+    schema=schema(_Given, _GRADIENTS, "Tensor grad, Tensor out, Tensor softmax", "bool learns_static"),
+)
+def _backward(grad: Tensor, out: Tensor, softmax: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, static, wa, pre, w2, table, rows, of_rows and of_keys; an empty tensor stands for an absent
     input's, and for that of a static table nobody asks for (ALiBi's has nothing to learn)."""
-    offset_, separable = offset if causal else None, _separable(of_rows, of_keys)
-    call = Call(q, k, v, wa, w2, key_padding_mask, offset_, separable, sinks)
-    terms = _terms(static, pre, table, rows, kinks, learns_static)
-    found = ENGINES[engine].backward(call, terms, grad, out, softmax)
-    wanted = (q, k, v, static if learns_static else None, wa, pre, w2, table, rows, of_rows, of_keys)
+    *inputs, learns_static = arguments
+    given = _Given(*inputs)
+    engine, terms = ENGINES[given.engine], given.terms(learns_static=learns_static)
+    found = engine.backward(given.call(given.sinks), terms, grad, out, softmax)
     d_static, d_pre, *of_ramps = found.terms
     others = (*(of_ramps or (None, None)), *(found.separable or (None, None)))
     grads = (*found[:3], d_static, found.wa, d_pre, found.w2, *others)
+    wanted = (given.q, given.k, given.v, *given.learned(learns_static=learns_static))
     d_q, d_k, d_v, *others = (
-        q.new_empty(0) if x is None or t is None else t.to(x.dtype) for t, x in zip(grads, wanted, strict=True)
+        given.q.new_empty(0) if x is None or t is None else t.to(x.dtype) for t, x in zip(grads, wanted, strict=True)
     )
-    d_static, d_wa, d_pre, d_w2, d_table, d_rows, d_of_rows, d_of_keys = (x.contiguous() for x in others)
-    d_q, d_k, d_v = (_as_announced(x, engine) for x in (d_q, d_k, d_v))
-    return d_q, d_k, d_v, d_static, d_wa, d_pre, d_w2, d_table, d_rows, d_of_rows, d_of_keys
+    return (*(_as_announced(x, given.engine) for x in (d_q, d_k, d_v)), *(x.contiguous() for x in others))
 
 
 def _as_announced(x: Float[Tensor, "b h t d"], engine: str) -> Float[Tensor, "b h t d"]:
@@ -149,11 +139,13 @@ def _as_announced(x: Float[Tensor, "b h t d"], engine: str) -> Float[Tensor, "b 
 
 
 @_backward.register_fake
-def _(grad, out, softmax, q, k, v, static, wa, pre, w2, table, rows, of_rows, of_keys, *others):
-    engine, learns_static = others[-2:]
-    learned = (static if learns_static else None, wa, pre, w2, table, rows, of_rows, of_keys)
-    tables = (q.new_empty(0) if t is None else t.new_empty(t.shape) for t in learned)
-    return (*(_as_announced(x.new_empty(x.shape), engine) for x in (q, k, v)), *tables)
+def _(grad, out, softmax, *arguments):
+    *inputs, learns_static = arguments
+    given = _Given(*inputs)
+    learned = given.learned(learns_static=learns_static)
+    tables = (given.q.new_empty(0) if x is None else x.new_empty(x.shape) for x in learned)
+    announced = (_as_announced(x.new_empty(x.shape), given.engine) for x in (given.q, given.k, given.v))
+    return (*announced, *tables)
 
 
 def _setup_context(ctx, inputs, output) -> None:

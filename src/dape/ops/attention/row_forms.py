@@ -4,7 +4,8 @@ An opaque operator for torch.compile, like that of ``lag_tables.py``; autograd c
 what they were made from.
 """
 
-from typing import List, Literal, Sequence  # noqa: UP035 (torch 2.6 reads no others in the types of operators)
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +19,7 @@ from dape.ops.attention.fused.convolved import Convolved, Prepared
 from dape.ops.attention.fused.heads import Relative, entries_of
 from dape.ops.attention.fused.run import outputs
 from dape.ops.attention.memory import LagMemory
+from dape.ops.attention.schemas import schema
 from dape.positional.base import PositionalEncoding, accumulation_dtype
 from dape.positional.grid import Grid
 from dape.positional.row_forms import ContentCount, KeyConvolution, RelativeProduct, RowForm
@@ -160,55 +162,55 @@ def _kept_tables(
 # The operator --------------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("dape::row_form_attention", mutates_args=())
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Sequence[Tensor],
-    key_padding_mask: Tensor | None,
-    kind: str,
-    offset: int,
-    causal: bool,
-    engine: str,
-) -> tuple[Tensor, Tensor]:
-    call = Call(q, k, v, None, None, key_padding_mask, offset if causal else None)
-    return ENGINES[engine].forward(call, KINDS[kind](*terms))
+class _Given(NamedTuple):
+    """What the operator gets."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    terms: Sequence[Tensor]
+    key_padding_mask: Tensor | None
+    kind: str
+    offset: int
+    causal: bool
+    engine: str
+
+    def call(self) -> Call:
+        return Call(self.q, self.k, self.v, None, None, self.key_padding_mask, self.offset if self.causal else None)
+
+
+@torch.library.custom_op("dape::row_form_attention", mutates_args=(), schema=schema(_Given, "(Tensor, Tensor)"))
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    given = _Given(*arguments)
+    return ENGINES[given.engine].forward(given.call(), KINDS[given.kind](*given.terms))
 
 
 @_forward.register_fake
-def _(q, k, v, terms, key_padding_mask, kind, offset, causal, engine):
-    dtype = accumulation_dtype(q.dtype)
+def _(*arguments):
+    given = _Given(*arguments)
+    q, dtype = given.q, accumulation_dtype(given.q.dtype)
     batch, heads, queries, _ = q.shape
-    out = q.new_empty(batch, queries, heads, v.shape[-1], dtype=dtype).transpose(1, 2)
+    out = q.new_empty(batch, queries, heads, given.v.shape[-1], dtype=dtype).transpose(1, 2)
     return out, q.new_empty(batch, heads, queries, 2, dtype=dtype)
 
 
-@torch.library.custom_op("dape::row_form_attention_backward", mutates_args=())
-def _backward(
-    grad: Tensor,
-    out: Tensor,
-    softmax: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Sequence[Tensor],
-    key_padding_mask: Tensor | None,
-    kind: str,
-    offset: int,
-    causal: bool,
-    engine: str,
-) -> List[Tensor]:  # noqa: UP006
+@torch.library.custom_op(
+    "dape::row_form_attention_backward",
+    mutates_args=(),
+    schema=schema(_Given, "Tensor[]", "Tensor grad, Tensor out, Tensor softmax"),
+)
+def _backward(grad: Tensor, out: Tensor, softmax: Tensor, *arguments: Any) -> list[Tensor]:
     """Gradients of q, k, v and the terms."""
-    call = Call(q, k, v, None, None, key_padding_mask, offset if causal else None)
-    found = ENGINES[engine].backward(call, KINDS[kind](*terms), grad, out, softmax)
-    pairs = zip((*found[:3], *found.terms), (q, k, v, *terms), strict=True)
+    given = _Given(*arguments)
+    found = ENGINES[given.engine].backward(given.call(), KINDS[given.kind](*given.terms), grad, out, softmax)
+    pairs = zip((*found[:3], *found.terms), (*given[:3], *given.terms), strict=True)
     return [x.to(like.dtype).contiguous() for x, like in pairs]
 
 
 @_backward.register_fake
-def _(grad, out, softmax, q, k, v, terms, key_padding_mask, kind, offset, causal, engine):
-    return [x.new_empty(x.shape) for x in (q, k, v, *terms)]
+def _(grad, out, softmax, *arguments):
+    given = _Given(*arguments)
+    return [x.new_empty(x.shape) for x in (*given[:3], *given.terms)]
 
 
 def _setup_context(ctx, inputs, output) -> None:
