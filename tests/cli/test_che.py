@@ -1,4 +1,4 @@
-"""``dape che``: from the command line to the table, in child processes; what it says when that is impossible."""
+"""``dape che``: from the command line to the table; what it says when that is impossible."""
 
 import os
 import resource
@@ -26,7 +26,7 @@ def surroundings(monkeypatch):
     monkeypatch.delenv("DAPE_DEBUG", raising=False)
 
 
-def test_runs_tables_and_going_on(tmp_path, capsys):
+def test_runs_tables_and_going_on(here, tmp_path, capsys):
     """One of two rates fails, which stops nothing; the second command adds a method and repeats nothing."""
     command = ["che", "--tasks", "even", "--seeds", "1", *SHORT, *TINY, "--out", str(tmp_path / "che")]
     assert main([*command, "--methods", "randomized-rope", "--lr", "1e-3,1e38"]) == 1
