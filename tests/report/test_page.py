@@ -348,6 +348,14 @@ def test_a_single_section_is_named_once_and_has_the_markers_of_its_chart(compare
     assert len(shapes) > 2 and all(MARKERS[shape] in text for shape in shapes)
 
 
+def test_costs_stand_behind_the_lengths(make_rows):
+    rows = [*make_rows({"rope": {128: 4.0}}, extra={"step_ms": 1234.4}), *make_rows({"t5": {128: 4.0}})]
+    (panel,) = split(rows)
+    (table,) = curve_block(panel, []).tables
+    assert table.headers[-1] == "ms a step"
+    assert [(line[-1].text, line[-1].sort) for line in table.lines] == [("1,234", 1234.0), ("-", None)]
+
+
 def test_one_length_has_a_table_and_no_chart(make_rows):
     block = curve_block(split(make_rows({"rope": {128: 9.0}, "alibi": {128: 8.0}}))[0], [])
     assert not block.charts and len(block.tables[0].lines) == 2

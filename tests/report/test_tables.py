@@ -106,7 +106,13 @@ def test_what_runs_cost(make_rows):
     assert table["rope"]["tokens seen"] == table["t5"]["tokens seen"] == "409,600"
     assert [table[m]["parameters added"] for m in ("rope", "t5", "old")] == ["0", "1,280", "-"]
     assert [table[m]["ms a step"] for m in ("rope", "t5", "old")] == ["25", "-", "-"]
-    assert "parameters" in "\n".join(shown(terminal_table(rows, width=120), 120))
+    terminal = "\n".join(shown(terminal_table(rows, methods=("rope", "old", "coming"), width=120), 120))
+    assert "parameters" in terminal
+    # Old rows will never say it; of a method without rows it is still to come.
+    assert [line.split()[-3:] for line in terminal.splitlines() if line.startswith(("old", "coming"))] == [
+        ["-", "-", "-"],
+        ["…", "…", "…"],
+    ]
 
 
 def test_rows_that_cannot_be_compared_are_named_not_shown(make_rows):

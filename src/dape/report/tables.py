@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from dape.results.numbers import HIGHER_IS_BETTER, as_text, deviation
@@ -19,7 +20,8 @@ COSTS = {
     ("parameters", "added"): "encoding_parameters",
     ("ms", "a step"): "step_ms",
 }
-"""What the training of a method took: head of the column, name in ``Row.extra``."""
+"""What the training of a method took: head of the column -> name in ``Row.extra``."""
+UNKNOWN = "-"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Grid:
 
 
 def grid(results: Results, metric: str = "perplexity", *, train_length: int | None = None) -> Grid:
-    """A column for each length, then one for each cost that rows tell. ``train_length`` is for tables without rows."""
+    """A column for each length, then one for each cost that rows name. ``train_length`` is for tables without rows."""
     cells = {
         (m, n): _cell(results.spread(m, n), len(results.seeds), metric)
         for m in results.methods
@@ -67,15 +69,15 @@ def grid(results: Results, metric: str = "perplexity", *, train_length: int | No
 
 
 def _costs(results: Results) -> dict[tuple[str, str], dict[str, str]]:
-    """By column and method: the mean over seeds of what the first row of each seed tells."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    """For each column the cost of each method that has rows: the mean over seeds, "-" if its rows do not say it."""
+    costs: dict[tuple[str, str], dict[str, str]] = {head: {} for head in COSTS}
     for method in results.methods:
-        rows = {seed: row for n in reversed(results.lengths) for seed, row in results.at(method, n).items()}
+        of_seed = {seed: row for n in reversed(results.lengths) for seed, row in results.at(method, n).items()}
         for head, name in COSTS.items():
-            told = [row.extra[name] for row in rows.values() if isinstance(row.extra.get(name), int | float)]
-            if told:
-                found.setdefault(head, {})[method] = f"{sum(told) / len(told):,.0f}"
-    return {head: found[head] for head in COSTS if head in found}
+            values = [row.extra[name] for row in of_seed.values() if isinstance(row.extra.get(name), int | float)]
+            if of_seed:
+                costs[head][method] = f"{fmean(values):,.0f}" if values else UNKNOWN
+    return {head: cost for head, cost in costs.items() if set(cost.values()) - {UNKNOWN}}
 
 
 def _best(means: Sequence[float], metric: str) -> float | None:
@@ -122,7 +124,7 @@ def one_line_heads(table: Grid) -> list[str]:
 
 
 def _markdown_cell(cell: Cell) -> str:
-    text = _one_line(cell) or "-"
+    text = _one_line(cell) or UNKNOWN
     return f"**{text}**" if cell.best else text
 
 

@@ -21,7 +21,7 @@ from dape.report.page.blocks import (
 )
 from dape.report.page.panels import Panel
 from dape.report.summary import SIGNIFICANT, beyond_training, caveats, lowest, p_number
-from dape.report.tables import TRAINED_HERE, footer, grid, one_line_heads
+from dape.report.tables import TRAINED_HERE, UNKNOWN, footer, grid, one_line_heads
 from dape.results.numbers import HIGHER_IS_BETTER, as_text, p_text
 from dape.results.paper import TITLES, Published
 from dape.results.records import Row
@@ -191,7 +191,7 @@ def values_table(results: Results, panel: Panel, tests: Sequence[Comparison]) ->
             marks = {"mark": mark_of(test), "title": in_short(test) if test else "", "best": cell.best}
             line.append(spread_cell(values, found, metric, **marks) if found else NOTHING)
         costs = [cell.mean for cell in cells[len(results.lengths) :]]
-        line += [Cell(cost, float(cost.replace(",", ""))) if cost else NOTHING for cost in costs]
+        line += [Cell(cost, float(cost.replace(",", ""))) if cost not in ("", UNKNOWN) else NOTHING for cost in costs]
         lines.append(line)
     return Table(
         f"{_name(metric)} by method and length: ours",
