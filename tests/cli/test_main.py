@@ -153,6 +153,20 @@ def test_mistakes_show_before_torch_is_imported(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ctrl_c_while_commands_are_imported():
+    code = (
+        "import sys, dape.cli\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'dape.cli.app':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "sys.exit(dape.cli.main(['list']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "dape: interrupted\n")
+
+
 def test_completion_of_shells(capsys):
     assert main(["--tyro-print-completion", "bash"]) == 0
     script = capsys.readouterr().out
