@@ -31,7 +31,7 @@ TEMPORARY = "compiling-"
 GUARD = Path(__file__).with_name("guard.py")
 _ONE_AT_A_TIME = threading.Lock()
 TEXT: Any = {"text": True, "encoding": "utf-8", "errors": "replace"}
-"""Compilers speak the user's language, in whatever encoding."""
+"""How compilers' messages are decoded: they are in the user's language, in any encoding."""
 
 
 def build(source: Path) -> Path:
@@ -74,7 +74,7 @@ def compiled(source: Path, compiler: str, flags: Sequence[str], folder: str, lin
 
 
 def _run(command: list[str], temporary: str) -> None:
-    """Whatever ends this process or interrupts it also ends the compiler and removes what it has written so far."""
+    """Run the compiler. If this process ends or is interrupted, so does the compiler, and its files are removed."""
     log = Path(temporary) / "log"
     guarded = [sys.executable, "-I", "-S", str(GUARD), temporary, *command]
     try:
@@ -98,7 +98,7 @@ def _run(command: list[str], temporary: str) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what compilations have left whose machine or container was stopped."""
+    """Remove the files of compilations whose machine or container was stopped."""
     for left in folder.glob(f"{TEMPORARY}*"):
         with contextlib.suppress(OSError):  # another process is faster
             if left.stat().st_mtime < time.time() - 3 * TIMEOUT:
@@ -109,7 +109,7 @@ def _sweep(folder: Path) -> None:
 
 
 def own_folder(folder: Path) -> Path:
-    """A folder that nobody else can write to: what lies in it will be executed. One that is not so is left as it is."""
+    """Create or check a folder that nobody else can write to, because its files will be executed."""
     if folder.is_symlink():
         raise OSError(f"{folder} is a symbolic link; remove it, or set DAPE_CACHE to the folder that you mean")
     folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def _check_owner(path: Path, advice: str) -> None:
 
 
 def _intact(folder: Path, name: str) -> Path | None:
-    """A library whose content has the hash in its name. Others are damaged: the loader would believe them, or crash."""
+    """The library whose content matches the hash in its name. Damaged ones are deleted."""
     for library in sorted(folder.glob(f"{name}-*.so")):
         if os.name == "posix":
             _check_owner(library, "delete it")
@@ -142,19 +142,19 @@ def _intact(folder: Path, name: str) -> Path | None:
 
 
 def _fingerprint(source: Path, compiler: str) -> str:
-    """Of everything the library depends on: a cache may be shared by machines with other processors."""
+    """Hash of everything the library depends on. Machines with other processors may share the cache."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, **TEXT).stdout
     return fingerprint(source, FLAGS, compiler, version, platform.platform(), processor())
 
 
 def fingerprint(source: Path, flags: Sequence[str], *more: str) -> str:
-    """Of a source with its headers, of flags, and of what else matters."""
+    """Hash of a source with its headers, the flags, and anything else given."""
     texts = [part.read_text(encoding="utf-8") for part in parts_of(source)]
     return sha256_of("\0".join([*texts, " ".join(flags), *more]))[:32]
 
 
 def parts_of(source: Path) -> list[Path]:
-    """A source and, each once, what it and its headers include from beside it."""
+    """A source and the headers in its folder that it includes, directly or through others, each once."""
     found = [source]
     for part in found:
         for name in re.findall(r'^#include "(.+)"', part.read_text(encoding="utf-8"), re.MULTILINE):

@@ -1,4 +1,4 @@
-"""Libraries that were compiled before and came with the package (``make wheel``), so that its user needs no compiler.
+"""Compiled libraries that come with the package (``make wheel``), so that its user needs no compiler.
 
 They lie in ``compiled/TARGET``. Their names have a hash of the source and flags they were made from, so that they are
 never used with another version's Python, and one of their content, which is checked before they are loaded. Whoever can
@@ -20,7 +20,7 @@ from dape.verbosity import tell
 
 FOLDER = Path(__file__).with_name("compiled")
 GLIBC = (2, 28)
-"""The oldest that the libraries may ask for, as torch's own wheels do; `packaging/kernels.py` checks it."""
+"""The newest glibc that the libraries may need, as for torch's wheels; `packaging/kernels.py` checks it."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Target:
     name: str
     machine: str
     needs: frozenset[str]
-    """Words of /proc/cpuinfo."""
+    """Flags in /proc/cpuinfo that the library needs."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def load(source: Path, opened: Callable[[Path], ctypes.CDLL]) -> ctypes.CDLL:
 
 
 def find(source: Path) -> Path | None:
-    """The best library for this processor, whole. Raises ``OSError`` if it is damaged."""
+    """The best library for this processor. Raises ``OSError`` if it is damaged."""
     if _glibc() < GLIBC:
         return None
     for target in TARGETS:
@@ -87,18 +87,18 @@ def stem(source: Path, target: Target) -> str:
 
 
 def origin(library: ctypes.CDLL) -> str:
-    """In words, where a loaded library came from."""
+    """Where a loaded library came from, in words."""
     path = Path(library._name)
     return f"prebuilt for {path.parent.name}" if path.is_relative_to(FOLDER) else "compiled here for this processor"
 
 
 def features() -> frozenset[str]:
-    """Instruction sets, those that all cores have."""
+    """Instruction sets that all cores have."""
     lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", native.processor(), re.MULTILINE)
     return frozenset.intersection(*(frozenset(line.split()) for line in lines)) if lines else frozenset()
 
 
 def _glibc() -> tuple[int, ...]:
-    """Nothing where the C library is another one."""
+    """The version of glibc; empty if the C library is another one."""
     name, version = platform.libc_ver()
     return tuple(map(int, re.findall(r"\d+", version)[:2])) if name == "glibc" else ()

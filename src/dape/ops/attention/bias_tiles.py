@@ -179,7 +179,7 @@ class _BiasSums:
     def add(self, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
         bias = terms.bias
         if bias is None or bias.shape[1] == 1:
-            # Where B is shared by the items of a tile, so is its gradient.
+            # If the items of a tile share B, they share its gradient.
             d_logits, d_hidden = _sum_items(d_logits), None if d_hidden is None else _sum_items(d_hidden)
         if self.b2 is not None:
             self.b2.add_(d_logits.sum((1, 2, 3)))
@@ -187,7 +187,7 @@ class _BiasSums:
             self.b1.add_(d_hidden.sum((1, 2, 3)))
         if bias is None:
             return
-        # B of each item for itself may come with logits that the items share: it is not in them then.
+        # B may differ by item while the other terms are shared; then they do not contain B.
         d_bias = d_logits if self._terms.form.adds_bias else torch.zeros_like(bias)
         wb = self._terms.wb
         if self.wb is not None and wb is not None and d_hidden is not None:

@@ -7,11 +7,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 SUM_UNIT = 2.0**-24
-"""Half a unit in the last place of 1, in float32, which all implementations add up in."""
+"""Half a unit in the last place of 1 in float32, in which all implementations sum."""
 DOUBLE_SUM_UNIT = 2.0**-52
-"""For inputs of float64, which are added up in it; twice its unit, since the definition rounds as much."""
+"""For float64 inputs, summed in float64: twice its unit, because the definition rounds as much."""
 OPERAND_UNIT = {torch.float64: 0.0, torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-"""The same of what operands of products are rounded to."""
+"""The same for the type that operands of products are rounded to."""
 TF32_UNIT = 2.0**-11
 LEAST = 1e-3
 """Errors count relative to the largest entry of their tensor, and of a tensor of tiny entries relative to this part of

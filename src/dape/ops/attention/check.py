@@ -1,4 +1,4 @@
-"""Refuse calls that cannot mean anything, in words that say what to do."""
+"""Refuse invalid calls with messages that say what to do."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from dape.positional.positions import as_positions, require_integers
 Features = Float[Tensor, "b k n"] | tuple[Float[Tensor, "b q n"], Float[Tensor, "b k n"]]
 
 
-@torch.compiler.assume_constant_result  # and traced no further
+@torch.compiler.assume_constant_result  # its body is not traced
 def why_off() -> str | None:
     """None unless hand-written kernels are switched off."""
     return WHY_OFF if kernels_mode() == "off" else None
@@ -66,7 +66,7 @@ def _check_encoding(q: Tensor, pe: PositionalEncoding) -> None:
 
 
 def check_bias_shape(bias: Tensor, expected: tuple[int, ...]) -> None:
-    """An encoding of one's own may have its axes in another order; say so before a kernel reads beyond them."""
+    """Check the shape of B: a custom encoding may mix up its axes, and a kernel would read beyond them."""
     if tuple(bias.shape[-len(expected) :]) != expected:
         raise ValueError(
             f"the encoding's bias has shape {list(bias.shape)}, but must end in {list(expected)}: "
@@ -80,7 +80,7 @@ def check_causal(pe: PositionalEncoding, causal: bool) -> None:
 
 
 def check_no_tangents(*tensors: Tensor) -> None:
-    """Forward-mode differentiation would silently find zero in our own operators."""
+    """Refuse forward-mode differentiation: our operators would silently give zero."""
     if not torch.compiler.is_compiling() and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError("impl='blocked' has no forward-mode derivative; use impl='reference'")
 

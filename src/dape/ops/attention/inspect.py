@@ -1,4 +1,4 @@
-"""What attention computes on the way, for chosen query rows: the material of the visualisations."""
+"""Intermediate results of attention for chosen query rows, as the visualisations need them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from dape.positional.base import PositionalEncoding
 
 @dataclass(frozen=True, kw_only=True)
 class Intermediates:
-    """Every stage of the chosen rows. Scores, bias, f and logits are unmasked; the weights multiply the values."""
+    """All stages of the chosen rows. Scores, bias, f and logits are unmasked; the weights multiply the values."""
 
     rows: Int[Tensor, " r"]
     scores: Float[Tensor, "b h r k"]

@@ -43,7 +43,7 @@ def lag_attention(
     ``kinks`` they are slopes and levels (:class:`RampTerms`). ``separable`` is added to both; ``sinks.py``
     tells of sinks. ``engine``: a name from ``engines/catalogue.py``.
     """
-    # The operator keeps its output as computed: the backward pass takes a difference in which rounding would show.
+    # The operator's output is not rounded: the backward pass subtracts it from a number nearly as large.
     of = separable or (None, None)
     out, _ = _forward(
         q, k, v, static, wa, pre, w2, table, rows, *of, sinks, kinks, key_padding_mask, offset, causal, engine
@@ -52,7 +52,7 @@ def lag_attention(
 
 
 class _Given(NamedTuple):
-    """What the operator gets, one tensor after the other."""
+    """The arguments of the operator, which takes only tensors and plain values."""
 
     q: Tensor
     k: Tensor
@@ -85,7 +85,7 @@ class _Given(NamedTuple):
         return RampTerms(self.static, self.pre, self.table, self.rows, self.kinks)
 
     def learned(self, *, learns_static: bool) -> list[Tensor | None]:
-        """What has a gradient beside q, k and v."""
+        """The inputs beside q, k and v that have a gradient."""
         static = self.static if learns_static else None
         return [static, self.wa, self.pre, self.w2, self.table, self.rows, self.of_rows, self.of_keys]
 
@@ -133,7 +133,7 @@ def _backward(grad: Tensor, out: Tensor, softmax: Tensor, *arguments: Any) -> tu
 
 
 def _as_announced(x: Float[Tensor, "b h t d"], engine: str) -> Float[Tensor, "b h t d"]:
-    """A layout that can be known beforehand."""
+    """The gradient in the layout that the fake operator announces."""
     beside = ENGINES[engine].gradient_heads_beside
     return x.transpose(1, 2).contiguous().transpose(1, 2) if beside else x.contiguous()
 

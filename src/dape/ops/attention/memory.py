@@ -1,4 +1,4 @@
-"""Tables over lags that outlive a call: when decoding, each token asks for those of the one before and one lag more."""
+"""Tables over lags that are kept between calls: each decoded token needs those of the token before and one lag more."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,14 +13,14 @@ from dape.positional.base import PositionalEncoding, ScoreForm
 from dape.positional.grid import Grid
 
 FEW_QUERIES = 8
-"""A call with more is not decoding: its own tables cost little beside the rest."""
+"""With more queries the tables cost little beside the rest, and none are kept."""
 LEAST_ROOM = 256
 Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
 class LagTables:
-    """Everything of the logits that does not depend on content, once per lag, largest lag first."""
+    """The part of the logits that does not depend on content, for each lag, largest first."""
 
     static: Float[Tensor, "h n"] | Float[Tensor, "2 p h"] | None
     pre: Float[Tensor, "D n"] | Float[Tensor, "2 p D"] | None
@@ -87,6 +87,6 @@ class LagMemory:
 
 
 def _state(pe: PositionalEncoding) -> tuple[Any, ...]:
-    """Different after anything the tables are made from has changed."""
+    """Changes whenever anything changes that the tables are made from."""
     tensors = [*pe.parameters(), *pe.buffers()]
     return (id(pe), *((t.data_ptr(), None if t.is_inference() else t._version) for t in tensors))

@@ -1,4 +1,4 @@
-"""``attention``: the one signature, and the honest choice of an implementation."""
+"""``attention``: the public function, and the choice of its implementation."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, get_args, overload
@@ -299,7 +299,7 @@ def _choose_kernel(
 
 
 def _choose_blocked(grid: Grid, form: ScoreForm | None, engine: str = "blocked") -> Choice:
-    """In which way ``engine`` computes a call, as if it were ``blocked``."""
+    """The way in which ``engine`` computes a call; named as for ``blocked``."""
     if form is None:
         return Choice("blocked", "row blocks", "logits have no closed form: whole rows at a time")
     if grid.offset is None or grid.q_document is not None:
@@ -363,7 +363,7 @@ def _by_lag_tables(
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     count = queries + keys - 1
     ramp = None if form.source is None or form.source.at is not None else form.source.ramp
-    # Of items that share their positions, or of each.
+    # One line if the items share their positions, else one for each item.
     rows = None if ramp is None else ramp.on_rows(grid).reshape(-1, queries)
     separable = _separable(q, k, form, grid)
     if memory is not None and memory.serves(grid, queries, keys):
@@ -395,14 +395,14 @@ def _by_lag_tables(
 
 
 def _separable(q: Tensor, k: Tensor, form: ScoreForm, grid: Grid) -> OfRowsAndKeys | None:
-    """What queries and keys add to static and pre: the latter is linear in B, so wb (u_i + v_j) is again such a sum."""
+    """What queries and keys add to static and pre. Pre is linear in B, so wb (u_i + v_j) is again such a sum."""
     if form.separable is None:
         return None
     given = form.separable if isinstance(form.separable, Separable) else form.separable(grid)
     check_separable(given, q, k)
     exact = exact_dtype(q.device)
 
-    # What all keys have in common, the rows take: gradients of wb are sums of products with both, and would cancel.
+    # The mean of the keys is moved to the rows. Otherwise large terms would cancel in the gradient of wb.
     rows, keys = (x.to(exact) for x in given)
     common = keys.detach().mean(-1, keepdim=True)
 
@@ -417,7 +417,7 @@ def _separable(q: Tensor, k: Tensor, form: ScoreForm, grid: Grid) -> OfRowsAndKe
 
 
 def _lag_tables(form: ScoreForm, grid: Grid, lags: Int[Tensor, " n"], heads: int) -> LagTables:
-    """Evaluate everything that does not depend on content once per lag."""
+    """Evaluate, once per lag, everything that does not depend on content."""
     bias = None
     if form.source is not None and form.source.at is None and form.source.ramp is not None:
         return _ramp_tables(form, form.source.ramp, grid, lags)
@@ -453,7 +453,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
     square = q.shape[2] == k.shape[2] and grid.offset == 0
     decoding = q.shape[2] == 1 and grid.offset == k.shape[2] - 1
     if grid.key_padding_mask is None and (square or decoding or not grid.causal):
-        # Two literal flags: a symbolic one would break a compiled graph.
+        # The flag is a literal in each branch: a symbolic one would break a compiled graph.
         if grid.causal and not decoding:
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v)

@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 def run_shares(
     work: Callable[[Sequence[Job]], Result], shares: Sequence[Sequence[Job]], *, device: torch.device = CPU
 ) -> list[Result]:
-    """``work`` on every share, each on its own single-threaded worker, results in order."""
+    """Apply ``work`` to every share, each in its own single-threaded worker. Results are in the order of shares."""
     inference = torch.is_inference_mode_enabled()
 
     def task(share: Sequence[Job]) -> Result:
@@ -39,7 +39,7 @@ def run_shares(
 
 
 def balanced_shares(jobs: Sequence[Job], cost: Callable[[Job], float], workers: int) -> list[list[Job]]:
-    """Longest job first, always to the least loaded worker. Deterministic."""
+    """Assign jobs to workers, the longest first, each to the least loaded worker. Deterministic."""
     shares: list[list[Job]] = [[] for _ in range(max(1, min(workers, len(jobs))))]
     load = [0.0] * len(shares)
     for job in sorted(jobs, key=cost, reverse=True):
@@ -55,7 +55,7 @@ def _pool(workers: int) -> ThreadPoolExecutor:
     started = threading.Barrier(workers + 1)
 
     def become_single_threaded() -> None:
-        # Torch sets up a thread's count when the thread first asks for it; ask now, or that would undo the next line.
+        # Torch sets a thread's count when it is first asked for, which would undo the next line: ask now.
         torch.get_num_threads()
         torch.set_num_threads(1)
         started.wait()
@@ -64,7 +64,7 @@ def _pool(workers: int) -> ThreadPoolExecutor:
     for _ in range(workers):
         pool.submit(lambda: None)
     started.wait()
-    # set_num_threads is also the default of threads born later; give theirs back.
+    # set_num_threads also sets the default for later threads: restore it.
     torch.set_num_threads(workers)
     return pool
 

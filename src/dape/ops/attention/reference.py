@@ -17,7 +17,7 @@ def reference_attention(
     pe: PositionalEncoding,
     grid: Grid,
 ) -> Float[Tensor, "b h q e"]:
-    """q and k are already rotated. Works in any floating dtype; half precision is computed in float32."""
+    """The definition, for q and k that are already rotated. Half precision is computed in float32."""
     logits = pe.logits(scaled_scores(q, k), q, k, grid)
     weights = masked_softmax(logits, grid.visible(), pe.sinks())
     return (weights @ share_heads(v, q.shape[1]).to(weights.dtype)).to(q.dtype)

@@ -17,7 +17,7 @@ from dape.positional.base import PositionalEncoding, accumulation_dtype
 from dape.positional.grid import Grid
 
 BLOCK_BYTES = 16 << 20
-"""Per plane of all heads. Larger than a cache: here the number of Python steps matters as well."""
+"""Bytes of a plane of all heads. Larger than a cache, because each block costs Python steps as well."""
 
 
 def row_block_attention(
@@ -40,7 +40,7 @@ def row_block_attention(
     attend = None
     if torch.is_grad_enabled():
         attend = _with_weights_of_now(pe)
-        # Every block adds to the gradients of k and v: a sum in half precision would soon be too coarse for its parts.
+        # Every block adds to the gradients of k and v. In half precision the sum would soon round the parts away.
         k, v = (x.to(accumulation_dtype(x.dtype)) for x in (k, v))
         if grid.k_features is not None:
             grid = replace(grid, k_features=grid.k_features.to(accumulation_dtype(grid.k_features.dtype)))

@@ -43,7 +43,7 @@ def row_form_attention(
     *,
     engine: str,
 ) -> Float[Tensor, "b h q e"]:
-    """``memory``, kept beside a cache, holds what depends on lags alone from one token to the next."""
+    """``memory``, kept beside a cache, holds the tables over lags from one token to the next."""
     assert grid.offset is not None
     if memory is not None and memory.serves(grid, q.shape[2], k.shape[2]) and not isinstance(form, ContentCount):
         return _decode(q, k, v, pe, form, grid, memory)
@@ -63,7 +63,7 @@ def _decode(
     grid: Grid,
     memory: LagMemory,
 ) -> Tensor:
-    """The compiled kernels, which alone take these forms, with tables that were laid out for earlier tokens."""
+    """Decode with tables that were laid out for earlier tokens. Only the compiled kernels take these forms."""
     dtype, keys = q.dtype, k.shape[2]
     if isinstance(form, RelativeProduct):
         entries, first = memory.tables(pe, keys, q.device, lambda lags: entries_of(form.at(lags, grid)))
@@ -80,7 +80,7 @@ def _decode(
 
 
 def _terms(q: Tensor, keys: int, form: RowForm, grid: Grid) -> tuple[Tensor, RowFormTerms]:
-    """The queries that meet the keys, and the rest."""
+    """The queries that are multiplied with the keys, and the other terms."""
     dtype, queries, offset = accumulation_dtype(q.dtype), q.shape[2], grid.offset
     assert offset is not None
     if isinstance(form, ContentCount):
@@ -88,7 +88,7 @@ def _terms(q: Tensor, keys: int, form: RowForm, grid: Grid) -> tuple[Tensor, Row
     lags = (offset + queries - 1) - torch.arange(queries + keys - 1, device=q.device)
     if isinstance(form, RelativeProduct):
         first, second = _two_queries(q, form, grid)
-        # Of the future, which a causal row does not see, nothing is evaluated.
+        # A causal row does not see the future: negative lags are not evaluated.
         seen = max(1, min(len(lags), offset + queries)) if grid.causal else len(lags)
         table = torch.nn.functional.pad(form.at(lags[:seen], grid).to(dtype), (0, 0, 0, len(lags) - seen))
         return first, ProductTerms(second, table)
@@ -114,7 +114,7 @@ def _reach(form: KeyConvolution) -> int:
 def _wide_bias(
     form: KeyConvolution, grid: Grid, lags: Int[Tensor, " n"], dtype: torch.dtype
 ) -> Float[Tensor, "h m"] | None:
-    """B of the lags and of their neighbours on both sides, as a convolution reads it: 0 where the causal mask hides."""
+    """B at the lags and at their neighbours on both sides, which a convolution reads; 0 where the causal mask hides."""
     if form.bias is None:
         return None
     reach = _reach(form)
@@ -125,7 +125,7 @@ def _wide_bias(
 
 
 def _tables(form: KeyConvolution, bias: Float[Tensor, "h m"] | None, lags: int) -> tuple[Tensor, Tensor]:
-    """Static and pre, as if every key had all neighbours."""
+    """Static and pre for keys that have all neighbours."""
     b1, b2 = form.b1.unsqueeze(1), form.b2.unsqueeze(1)
     if bias is None or form.wb is None:
         return b2.expand(-1, lags), b1.expand(-1, lags)
@@ -137,7 +137,7 @@ def _tables(form: KeyConvolution, bias: Float[Tensor, "h m"] | None, lags: int) 
 def _edges(
     form: KeyConvolution, bias: Float[Tensor, "h m"] | None, queries: int, keys: int, first: int = 0
 ) -> Float[Tensor, "e D q"]:
-    """Pre of the first keys and of the last. ``first``: the entry of the last query and key 0."""
+    """Pre at the first and last keys, which lack neighbours. ``first``: the entry of the last query and key 0."""
     reach, b1 = _reach(form), form.b1.unsqueeze(1)
     found = []
     for place in range(2 * reach):
@@ -163,7 +163,7 @@ def _kept_tables(
 
 
 class _Given(NamedTuple):
-    """What the operator gets."""
+    """The arguments of the operator."""
 
     q: Tensor
     k: Tensor

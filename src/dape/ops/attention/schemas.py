@@ -1,4 +1,4 @@
-"""Schemas of operators from a named tuple of their arguments, so that forward and backward need not repeat them."""
+"""Schemas of operators from a named tuple of their arguments, so that forward and backward do not repeat them."""
 
 from collections.abc import Sequence
 from typing import Any, get_type_hints
@@ -16,7 +16,7 @@ NAMES = {
 
 
 def schema(given: type, results: str, before: str = "", after: str = "") -> str:
-    """Of an operator with these fields as arguments, and others as a schema writes them ``before`` and ``after``."""
+    """The schema of an operator whose arguments are these fields; ``before`` and ``after`` are others, as text."""
     fields: dict[str, Any] = get_type_hints(given)
     arguments = [f"{NAMES[kind]} {name}" for name, kind in fields.items()]
     return f"({', '.join([*filter(None, [before]), *arguments, *filter(None, [after])])}) -> {results}"

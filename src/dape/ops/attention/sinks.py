@@ -33,7 +33,7 @@ def gradient_of_sinks(
 
 
 def under_largest(sinks: Float[Tensor, " h"], softmax: Float[Tensor, "b h q 2"]) -> Float[Tensor, "b h q"]:
-    """Their part of the rows' sums."""
+    """The sinks' weights in each row, before division by its sum."""
     return (_in_base_2(sinks, softmax) - softmax[..., 0]).exp2()
 
 

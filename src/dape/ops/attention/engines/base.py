@@ -32,7 +32,7 @@ class Verdict:
 
     ok: bool
     words: str
-    """Why it does, or why not."""
+    """The reason."""
 
     @classmethod
     def against(cls, why_not: str | None) -> "Verdict":
@@ -101,7 +101,7 @@ class Call(NamedTuple):
     """Row i sees the first causal_offset + i + 1 keys; None: all of them, but for what the terms hide."""
     separable: OfRowsAndKeys | None = None
     sinks: Float[Tensor, " h"] | None = None
-    """Which output and softmax of the backward pass have in them (``sinks.py``)."""
+    """For the backward pass, whose output and softmax include them (``sinks.py``)."""
 
     @property
     def queries(self) -> int:
@@ -113,7 +113,7 @@ class Call(NamedTuple):
 
     @property
     def first_hidden(self) -> int | None:
-        """Entry of a table over lags from which on the causal mask hides."""
+        """The first entry of a table over lags that the causal mask hides."""
         return None if self.causal_offset is None else max(0, self.causal_offset + self.queries)
 
 
@@ -137,14 +137,14 @@ class RampTerms:
     """Slopes and levels."""
     pre: Float[Tensor, "2 p D"] | None
     table: Float[Tensor, " n"]
-    """Like the tables of :class:`LagTerms`."""
+    """Over lags, as in :class:`LagTerms`."""
     rows: Float[Tensor, "#b q"]
     kinks: Float[Tensor, " w"]
     """Ascending; one less than pieces."""
 
 
 Tables = LagTerms | RampTerms
-"""Of every lag, so that they serve all rows at once."""
+"""Terms for every lag, which serve all rows at once."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class RowBlock:
     first: int
     rows: int
     keys: int
-    """Keys 0 ... keys-1 are all that its rows see, and at least one."""
+    """The rows see no keys but 0 ... keys-1. At least 1."""
 
     @property
     def part(self) -> slice:
@@ -171,18 +171,18 @@ class RowTerms(Protocol):
 
     @property
     def differ_by_item(self) -> bool:
-        """Whether each item of the batch has its own."""
+        """Whether the terms differ between items of the batch."""
         ...
 
     def on_rows(self, block: RowBlock, *, backward: bool = False) -> TileTerms:
-        """In their own order; padding is left to the engine."""
+        """The terms of a block of rows, in order and without padding."""
         ...
 
     def sums(self) -> RowSums: ...
 
 
 class CellTerms(RowTerms, Terms, Protocol):
-    """For every engine: on rows, or on tiles."""
+    """Terms that every engine takes, on rows or on tiles."""
 
     def sums(self) -> Any: ...
 
@@ -199,7 +199,7 @@ class Found(NamedTuple):
     """Of tables: those of static and pre, and of ramps those of table and rows too. Of terms on cells: the sums they
     gave."""
     separable: OfRowsAndKeys | None = None
-    """Of every item for itself, or shared like what they belong to."""
+    """For every item, or shared as the inputs are."""
 
 
 class Engine(Protocol):
@@ -208,17 +208,17 @@ class Engine(Protocol):
     heads_beside: bool
     """In the output the heads of a token lie beside each other, as the next projection wants them."""
     gradient_heads_beside: bool
-    """And in the gradients of q, k and v."""
+    """The same for the gradients of q, k and v."""
     takes_ramps: bool
     """Whether it knows :class:`RampTerms`; the same encodings can be evaluated on cells."""
     takes_separable: bool
-    """Likewise of :class:`OfRowsAndKeys` beside tables; it gets them with terms on cells in any case."""
+    """Whether it knows :class:`OfRowsAndKeys` beside tables. Beside terms on cells it always gets them."""
 
     takes_sinks: bool
-    """Whether its backward pass is right for sums that sinks are in."""
+    """Whether its backward pass takes sums that include sinks."""
 
     def serves(self, device: torch.device) -> bool:
-        """Whether ``auto`` asks it there, before the next one of the list."""
+        """Whether ``auto`` considers it on this device. Engines are asked in the order of the list."""
         ...
 
     def judge(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, tables: bool) -> Verdict:
@@ -242,12 +242,12 @@ class KernelEngine(ABC):
     at a time, so that memory stays linear in the length."""
 
     block_bytes: int
-    """Of the terms of a block of rows."""
+    """Bytes that the terms of a block of rows may take."""
     fewest_rows: int
-    """Of which blocks have a multiple."""
+    """Blocks have a multiple of this number of rows."""
     takes_separable = False
     gradients_by_item = False
-    """Whether gradients of terms take memory for each item, though the items share the terms."""
+    """Whether gradients of terms take memory for each item even if the items share the terms."""
 
     @abstractmethod
     def attention(self, call: Call) -> Any:
@@ -256,15 +256,15 @@ class KernelEngine(ABC):
 
     @abstractmethod
     def outputs(self, call: Call) -> tuple[Tensor, Tensor]:
-        """Output and softmax, to be filled."""
+        """Empty tensors for output and softmax."""
 
     @abstractmethod
     def tables(self, attention: Any, call: Call, terms: Any) -> Any:
-        """As the kernel reads them."""
+        """Tables as the kernel reads them."""
 
     @abstractmethod
     def cells(self, attention: Any, call: Call, terms: TileTerms, block: RowBlock) -> Any:
-        """Likewise, of a block of rows."""
+        """The terms of a block of rows as the kernel reads them."""
 
     def forward(self, call: Call, terms: Tables | RowTerms) -> tuple[Tensor, Tensor]:
         attention, (out, softmax) = self.attention(call), self.outputs(call)
@@ -279,7 +279,7 @@ class KernelEngine(ABC):
         return out, softmax
 
     def _on_cells(self, call: Call) -> CellsOfRowsAndKeys | None:
-        """What the kernel does not know."""
+        """Separable terms on cells, if the kernel does not know them."""
         return None if call.separable is None or self.takes_separable else CellsOfRowsAndKeys(call.separable)
 
     def backward(self, call: Call, terms: Tables | RowTerms, grad: Tensor, out: Tensor, softmax: Tensor) -> Found:

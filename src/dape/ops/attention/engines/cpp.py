@@ -107,7 +107,7 @@ def _kernel_of(call: Call, terms: RowFormTerms) -> Relative | Counted | Convolve
 
 @dataclass(frozen=True)
 class Prepared:
-    """Tables that reach further than a call needs, laid out for the kernel once for many calls."""
+    """Tables laid out once for many calls, with more lags than one call needs."""
 
     terms: Terms | Ramps
     mixer: Mixer | None

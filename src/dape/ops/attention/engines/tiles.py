@@ -102,12 +102,12 @@ class LagTiles:
         return self.call.queries - tile.i1
 
     def view(self, table: Float[Tensor, "c n"], tile: Tile) -> Float[Tensor, "c 1 r k"]:
-        """The table on every cell of the tile, without a copy."""
+        """The table on every cell of the tile, as a view."""
         where = table.storage_offset() + self.start(tile)
         return table.as_strided((len(table), 1, tile.rows, tile.keys), (table.stride(0), 0, 1, 1), where)
 
     def add_diagonals(self, total: Float[Tensor, "c n"], x: Float[Tensor, "c r k"], tile: Tile) -> None:
-        """What :meth:`view` did, the other way round."""
+        """Sum the gradients of a tile's cells into those of the table; the reverse of :meth:`view`."""
         # A causal tile whose keys reach its last row's own or further is zero beyond its main anti-diagonal.
         corner_hidden = self.offset is not None and tile.keys >= self.offset + tile.i1
         sums = _diagonals_of_triangle(x) if corner_hidden else _diagonals(x)
@@ -241,13 +241,13 @@ class RampSums:
     def _of_pieces(self, d: Float[Tensor, "c 2m"], x: Float[Tensor, "2 p c"]) -> Float[Tensor, "2 p c"]:
         d = d.t().reshape(2, -1, x.shape[2])
         found = torch.zeros(x.shape, dtype=d.dtype, device=d.device)
-        # A slope is what all changes up to its own add up to, and the next change is reckoned from it.
+        # A slope is the sum of all changes up to its piece, and the next change is the difference from it.
         found[:, self._terms.pieces] = d - torch.nn.functional.pad(d, (0, 0, 0, 1))[:, 1:]
         return found
 
 
 class SeparableTiles:
-    """What rows and keys add of their own, on top of other terms."""
+    """Other terms with a number of each row and key added (:class:`OfRowsAndKeys`)."""
 
     shared_by_items = False
 

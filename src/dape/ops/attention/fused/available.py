@@ -1,4 +1,4 @@
-"""Whether the compiled kernel can serve a call. Where there is none, that is said once, and never an error."""
+"""Whether the compiled kernel can take a call. If there is no kernel, one warning says so; it is never an error."""
 
 import functools
 import warnings
@@ -23,7 +23,7 @@ def why_not_compiled(q: Tensor) -> str | None:
     return why_not_built()
 
 
-@torch.compiler.assume_constant_result  # and traced no further
+@torch.compiler.assume_constant_result  # its body is not traced
 def why_not_built(kind: str | None = None) -> str | None:
     """None if the kernel is there, or that of a kind (``kinds.py``)."""
     return _try(kind)
@@ -37,7 +37,7 @@ def _try(kind: str | None) -> str | None:
         return f"the environment variable {FUSED_SWITCH} is 0"
     try:
         library.load() if kind is None else kinds.load(kind)
-    except (OSError, RuntimeError, UnicodeError) as error:  # RuntimeError: there is no home for the cache
+    except (OSError, RuntimeError, UnicodeError) as error:  # RuntimeError: no home folder for the cache
         warnings.warn(
             f"dape's compiled attention kernel is not available, attention will be slower: {error}",
             RuntimeWarning,

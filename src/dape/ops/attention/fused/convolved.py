@@ -1,4 +1,4 @@
-"""Calls of the kernel whose f is two convolutions over neighbouring keys, ``convolved.cpp``."""
+"""Calls of ``convolved.cpp``, the kernel for an f of two convolutions over neighbouring keys."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ MOST_TAPS = 7
 
 @dataclass(frozen=True)
 class Table:
-    """Over lags, from the largest downwards, with room on both sides."""
+    """A table over lags, from the largest downwards, with spare entries on both sides."""
 
     data: Float[Tensor, "c m"]
     lags: int
@@ -32,7 +32,7 @@ class Table:
         return cls(pad(table.float(), (PAST, room)).contiguous(), table.shape[1])
 
     def view(self, start: int, data: Tensor | None = None) -> View:
-        """Of the table or of sums laid out like it; ``start``: the entry of row 0 and key 0."""
+        """A view of the table, or of sums laid out like it; ``start``: the entry of row 0 and key 0."""
         at = (self.data if data is None else data).data_ptr() + 4 * (PAST + start)
         return View(at, 0, self.data.stride(0), -1)
 
@@ -41,7 +41,7 @@ class Table:
 
 
 class Weights:
-    """Of both convolutions, as the kernel reads them: for scores and logits in base 2, and for gradients."""
+    """The weights of both convolutions as the kernel reads them: scaled for base 2, and unscaled for gradients."""
 
     def __init__(self, wa: Float[Tensor, "D h t"], w2: Float[Tensor, "h D t"]) -> None:
         wa, w2 = wa.float(), w2.float()
@@ -53,7 +53,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a call reads beside q, k and v; tables may reach further than it needs."""
+    """Everything a call reads beside q, k and v. Tables may have more lags than it needs."""
 
     fixed: Table
     pre: Table

@@ -24,7 +24,7 @@ from dape.ops.attention.fused.run import LOG2_E, MAX_PARTS, Attention
 
 
 class Inputs(Attention):
-    """q, k and v as these kernels read them, whatever ``kernel.cpp`` does."""
+    """q, k and v as these kernels read them."""
 
     @functools.cached_property
     def k_panels(self) -> Tensor:
@@ -41,7 +41,7 @@ def laid_out(call: Call) -> Inputs:
 
 
 def fields(of: Inputs, out: Tensor, softmax: Tensor, *, backward: bool) -> dict[str, Any]:
-    """Of a call's structure, whatever its kind."""
+    """Fields that the call structures of both kernels have."""
     offset, lean = of.causal_offset, of.few_rows
     batch, heads, queries, width = of.q_shape
     return {
@@ -80,7 +80,7 @@ class Gradients:
         )
 
     def fields(self) -> dict[str, Any]:
-        """Of the kernel's structure."""
+        """Fields of the kernel's structure."""
         names = ("k_rows", "v_panels", "d_out", "delta", "d_q")
         views = (self._k_rows, self._v_panels, self._d_out, self._delta, self.d_q)
         found = {name: view(x) for name, x in zip(names, views, strict=True)}
@@ -97,7 +97,7 @@ class Gradients:
 
 
 def entries_of(table: Float[Tensor, "h n d"]) -> Float[Tensor, "h m e"]:
-    """As the kernel reads them: rows of whole vectors, and some beyond the last lag."""
+    """The table as the kernel reads it: rows padded to whole vectors, and some rows beyond the last lag."""
     width = table.shape[-1]
     return pad(table.float(), (0, library.padded(width) - width, 0, library.lanes())).contiguous()
 
@@ -112,7 +112,7 @@ class Relative:
         self.columns = None if self.of.few_rows else self._columns(call.q.shape[-1])
 
     def _columns(self, width: int) -> Float[Tensor, "h d m"]:
-        """Transposed. Rows an odd number of vectors apart do not compete for the same lines of the cache."""
+        """The table transposed; rows an odd number of vectors apart do not compete for lines of the cache."""
         lanes, lags = library.lanes(), self.entries.shape[1]
         room = (math.ceil(lags / lanes) | 1) * lanes + 2 * lanes
         found = library.zeros(len(self.entries), width, room)

@@ -15,7 +15,7 @@ from dape.positional.base import LEAKY_SLOPE
 SOURCE = Path(__file__).with_name("kernel.cpp")
 
 LINE = 16
-"""Numbers of a line of the cache."""
+"""How many numbers a line of the cache holds."""
 ROWS, BLOCKED_ROWS, PANELS, KEY_STRIPS, WIDTH_STRIPS = range(5)
 
 
@@ -127,7 +127,7 @@ def strip() -> int:
 
 
 def padded(width: int) -> int:
-    """To whole vectors."""
+    """The width rounded up to whole vectors."""
     return math.ceil(width / lanes()) * lanes()
 
 
@@ -136,7 +136,7 @@ def whole_blocks(rows: int) -> int:
 
 
 def view(x: Tensor | None) -> View:
-    """[item, head, row, width], the last consecutive."""
+    """A view of [item, head, row, width], whose last dimension is consecutive."""
     if x is None:
         return View(None, 0, 0, 0)
     assert x.stride(-1) == 1 or x.shape[-1] == 1 or x.numel() == 0
@@ -144,7 +144,7 @@ def view(x: Tensor | None) -> View:
 
 
 def empty(*shape: int) -> Tensor:
-    """What the kernel writes to, whatever torch's default type and device are."""
+    """A tensor for the kernel to write to, independent of torch's default type and device."""
     return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
@@ -169,5 +169,5 @@ def pack(x: Tensor, layout: int, factor: float = 1.0) -> Tensor:
 
 
 def consecutive(x: Tensor) -> Tensor:
-    """In float32, the numbers of a row side by side."""
+    """The tensor in float32, with the numbers of a row beside each other."""
     return x.float() if x.stride(-1) == 1 else x.float().contiguous()

@@ -13,9 +13,9 @@ from dape.ops.attention.fused import library
 from dape.ops.attention.fused.library import KEY_STRIPS, ROWS, WIDTH_STRIPS, consecutive, pack, pointer, view
 
 FEW_ROWS = 8
-"""Up to so many queries, as in decoding, keys and values are read where they are: laying them out would cost more."""
+"""Up to this number of queries, as in decoding, keys and values are not packed: it would cost more than it saves."""
 MANY_ITEMS = 4
-"""With so many items for each thread, threads take whole items, and lay each out in memory of their own."""
+"""From this number of items per thread on, threads take whole items and pack each in memory of their own."""
 LOG2_E = math.log2(math.e)
 MAX_PARTS = 16
 """Each share of an item's rows sums its own gradients of k and v; more would cost more memory than they save time."""
@@ -29,7 +29,7 @@ class Term:
     data: Float[Tensor, "c n"] | Float[Tensor, "c #i r k"]
     """The last dimension is padded."""
     columns: int
-    """Of the last dimension without the padding."""
+    """Length of the last dimension without the padding."""
     start: int
     """Where row 0 begins."""
     item: int
@@ -37,19 +37,19 @@ class Term:
 
     @classmethod
     def by_lag(cls, table: Float[Tensor, "c n"]) -> "Term":
-        """From the largest lag downwards: each row begins one before the row above."""
+        """A table from the largest lag downwards. Each row begins one entry before the row above it."""
         data = torch.nn.functional.pad(table.float(), (0, library.lanes()))
         return cls(data, table.shape[1], start=0, item=0, row=-1)
 
     @classmethod
     def by_cell(cls, x: Float[Tensor, "c #i r k"], beyond: float) -> "Term":
-        """Evaluated for every row and key, shared by the items or one for each; ``beyond`` the last key."""
+        """A term evaluated for every row and key, shared by the items or not; padded with ``beyond``."""
         data, missing = x.float(), -x.shape[-1] % library.lanes()
         data = (torch.nn.functional.pad(data, (0, missing), value=beyond) if missing else data).contiguous()
         return cls(data, x.shape[3], start=0, item=data.stride(1) if x.shape[1] > 1 else 0, row=data.stride(2))
 
     def view(self, data: Tensor | None = None) -> library.View:
-        """Of the term, or of sums laid out like it."""
+        """A view of the term, or of sums laid out like it."""
         at = (self.data if data is None else data).data_ptr() + 4 * self.start
         return library.View(at, self.item, self.data.stride(0), self.row)
 
@@ -82,7 +82,7 @@ class Terms:
 
 
 class _TermSums:
-    """Gradients of :class:`Terms`, of each thread its own."""
+    """Gradients of :class:`Terms`, summed by each thread separately."""
 
     def __init__(self, of: Terms, threads: int) -> None:
         self._of = of
@@ -113,7 +113,7 @@ class Ramps:
     kinks: Float[Tensor, " w"]
     slopes: Float[Tensor, "p c"]
     levels: Float[Tensor, "p c"]
-    """Of heads first, then of hidden units."""
+    """The channels are the heads, then the hidden units."""
     heads: int
     start: int
     """Where row 0 begins in the table."""
@@ -126,7 +126,7 @@ class Ramps:
         static: Float[Tensor, "2 p h"],
         pre: Float[Tensor, "2 p D"] | None,
     ) -> "Ramps":
-        """For rows that are still to be said."""
+        """Ramps without rows; :meth:`on_rows` sets them."""
         laid_out = static * LOG2_E if pre is None else torch.cat([static * LOG2_E, pre], dim=-1)
         slopes, levels = laid_out.float().contiguous()
         data = torch.nn.functional.pad(table.float(), (0, library.lanes()))
@@ -152,7 +152,7 @@ class Ramps:
 
 
 class _RampSums:
-    """Gradients of :class:`Ramps`, of each thread its own."""
+    """Gradients of :class:`Ramps`, summed by each thread separately."""
 
     def __init__(self, of: Ramps, batch: int, threads: int) -> None:
         self._of = of
@@ -166,7 +166,7 @@ class _RampSums:
         backward.d_slopes, backward.d_levels = self._slopes.data_ptr(), self._levels.data_ptr()
 
     def total(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        """Of static and pre [2, pieces, channel], of the table and of the rows."""
+        """Gradients of static and pre [2, pieces, channel], of the table and of the rows."""
         of, both = self._of, torch.stack([_total(self._slopes), _total(self._levels)])
         pre = both[..., of.heads :] if both.shape[-1] > of.heads else None
         rows = self._rows if len(of.rows) == len(self._rows) else self._rows.sum(0, keepdim=True)
@@ -386,7 +386,7 @@ class BackwardPass:
 
 
 class _SumsOfItems:
-    """Of k and v, where threads take whole items."""
+    """Gradients of k and v when threads take whole items."""
 
     def __init__(self, of: BackwardPass) -> None:
         self._grad, self._begun = of.grad, False
@@ -399,7 +399,7 @@ class _SumsOfItems:
 
 
 class _SumsOfParts:
-    """Of k and v, where everything is packed here and threads share an item's rows: each part has its own."""
+    """Gradients of k and v when everything is packed here. Threads share an item's rows; each part has its own sums."""
 
     def __init__(self, of: BackwardPass) -> None:
         self._of = forward = of.of
