@@ -26,7 +26,9 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 VARIANTS = ["concat_residual", "concat", "add_residual", "bias_only", "bias_map"]
 IMPLS = ["auto", "reference", "blocked", "fused", "sdpa"]
-ROTATING = [entry.name for entry in ENTRIES.values() if entry.hook == "rotate"]
+ROTATING = [entry.name for entry in ENTRIES.values() if "rotate" in entry.hook] + ["rerope", "self-extend"]
+PAIRS_ALONE = ("rope", "pi", "yarn", "rerope", "self-extend", "multi-token", "transformer-xl")
+"""They need an even width, other rotations two pairs."""
 DRAWN = 300
 """Positions of a randomised encoding's draw."""
 LAYOUTS = ["plain", "tokens first", "part of a larger one", "every second number", "one for all items"]
@@ -126,7 +128,7 @@ def cases(draw: st.DrawFn, impls: Sequence[str] = IMPLS, dtypes: Sequence[torch.
     base = parse(name).base
     (heads, kv_heads), sizes, width = draw(HEADS), draw(SIZES), draw(WIDTHS)
     if base in ROTATING or (base == "transformer-xl" and heads % 2):
-        width += -width % (2 if base in ("rope", "pi", "yarn", "transformer-xl") else 4)
+        width += -width % (2 if base in PAIRS_ALONE else 4)
     if (none_of := draw(NONE_OF)) != "nothing":
         sizes[none_of] = 0
     positions = draw(one_of(*POSITIONS))
@@ -134,11 +136,14 @@ def cases(draw: st.DrawFn, impls: Sequence[str] = IMPLS, dtypes: Sequence[torch.
         positions = "gaps"
     if positions == "none":
         sizes["queries"] = min(sizes["queries"], sizes["keys"])
+    more = {"pool": 4 * DRAWN} if randomized else {}
+    if base == "multi-token":
+        more["group"] = 2 - heads % 2
     return Case(
         name=f"randomized-{name}" if randomized else name,
         impl=draw(one_of(*impls)),
         dtype=draw(one_of(*dtypes)),
-        options=options(name, draw(OPTIONS)) | ({"pool": 4 * DRAWN} if randomized else {}),
+        options=options(name, draw(OPTIONS)) | more,
         heads=heads,
         kv_heads=kv_heads,
         width=width,
@@ -159,6 +164,8 @@ def options(name: str, drawn: dict[str, Any]) -> dict[str, Any]:
         known.add("variant")
     if parsed.wrapper == "dape-v2-":
         known |= {"kernel", "mask_hidden"}
+    if parsed.base == "multi-token":
+        known.add("kernel")
     if parsed.base in ROTATING:
         known.add("interleaved")
     if parsed.base == "cope":

@@ -33,10 +33,13 @@ from dape.positional.fox import Fox
 from dape.positional.grid import Grid
 from dape.positional.inkling import Inkling
 from dape.positional.kerple import Kerple, KerplePower, in_range
+from dape.positional.multi_token import MultiToken
 from dape.positional.sandwich import Sandwich
 from dape.positional.sinusoidal import sinusoid
 from dape.positional.t5 import T5
+from dape.positional.talking_heads import TalkingHeads
 from dape.positional.transformer_xl import TransformerXL
+from dape.positional.two_rotations import TwoRotations
 
 HALF = (torch.float16, torch.bfloat16)
 FEW = 48
@@ -121,6 +124,12 @@ class Sizes:
                 return self._transformer_xl(self.pe, scores)
             case Cope():
                 return self._cope(self.pe, scores)
+            case TalkingHeads():
+                return scores + self._linear(*self.of(self.pe.mix), scores)
+            case MultiToken():
+                return self._multi_token(self.pe, scores)
+            case TwoRotations():
+                return self._two_rotations(self.pe, scores)
             case AdditiveBias():
                 return scores + self._bias(self.pe)
         return scores
@@ -267,6 +276,27 @@ class Sizes:
 
         size = term(u_size, v_size, w_size, s.abs(), self.q_size, self.k_size)
         return scores + Sized.of(term(u, v, w, s, self.q, self.k), size)
+
+    def _multi_token(self, pe: MultiToken, scores: Sized) -> Sized:
+        visible = self.grid.visible()
+        shown = scores if visible is None else scores * visible.unsqueeze(-3).double()
+        (theta, theta_size), (mix, mix_size) = self.of(pe.theta), self.of(pe.mix)
+        heads, taps = theta.shape
+
+        def on(y: Tensor, w: Tensor) -> Tensor:
+            kernel = w.view(heads, 1, 1, taps)
+            return torch.nn.functional.conv2d(y, kernel, padding=(0, taps // 2), groups=heads)
+
+        near = scores + Sized(on(shown.value, theta), on(shown.size, theta_size), on(shown.doubt, theta_size))
+        group = mix.shape[1]
+        weight, size = (torch.block_diag(*w.unflatten(0, (-1, group))) for w in (mix, mix_size))
+        return near + self._linear(weight, size, near)
+
+    def _two_rotations(self, pe: TwoRotations, scores: Sized) -> Sized:
+        """Either rotation makes a channel of two, with factors of at most 1."""
+        value = pe.logits(scores.value, self.q, self.k, self.grid).detach()
+        q, k = (x + paired(x, interleaved=pe.rope.interleaved) for x in (self.q_size, self.k_size))
+        return Sized.of(value, q @ share_heads(k, self.q.shape[1]).transpose(-1, -2) / math.sqrt(self.q.shape[-1]))
 
     def _cope(self, pe: Cope, scores: Sized) -> Sized:
         (table, table_size), visible = self.of(pe.table), self.grid.visible()
@@ -419,10 +449,7 @@ class Exact:
         is as if the smallest normal number had been rounded."""
         norms = x.norm(dim=-1)
         amplitude = max(1.0, float((turned.norm(dim=-1) / norms.clamp(min=1e-300)).max())) if x.numel() else 1.0
-        if getattr(self._innermost, "interleaved", False):
-            other = size.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        else:
-            other = size.roll(size.shape[-1] // 2, -1)
+        other = paired(size, interleaved=getattr(self._innermost, "interleaved", False))
         return amplitude * (size + other) + torch.finfo(self.rounding.dtype).smallest_normal
 
     @cached_property
@@ -506,6 +533,11 @@ class Exact:
         if name in self.features:
             return self.call["features"][FEATURES.index(name)].dtype
         return named_parameters(self.given)[name].dtype
+
+
+def paired(x: Tensor, *, interleaved: bool) -> Tensor:
+    """For every channel the other one of its pair."""
+    return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if interleaved else x.roll(x.shape[-1] // 2, -1)
 
 
 def named_parameters(pe: PositionalEncoding) -> dict[str, Tensor]:
