@@ -320,25 +320,33 @@ def test_compiled_any_mixer(compiled, monkeypatch, data):
     assert_near("dape-kerple", Inputs(q, k, v), impl="fused", make=mixer, causal=data.draw(st.booleans()))
 
 
-@pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("label", ["kerple", "dape-kerple concat_residual", "dape-fire"])
-def test_compiled_rows_before_the_first_key_are_zero(label):
+def assert_rows_before_the_first_key_are_zero(impl: str, label: str) -> None:
     inputs = at(draw(13, 19), 0, 6).to(torch.float32)
-    seen = outputs_and_gradients("fused", make(label, torch.float32), inputs)
+    seen = outputs_and_gradients(impl, make(label, torch.float32), inputs)
     assert (seen["output"][:, :, :6] == 0).all() and (seen["output"][:, :, 6:] != 0).any()
     assert (seen["q"][:, :, :6] == 0).all()
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("label", ["dape-kerple concat_residual", "dape-fire"])
-def test_compiled_half_precision_is_rounded_once(label, dtype):
+@pytest.mark.parametrize("label", ["kerple", "dape-kerple concat_residual", "dape-fire"])
+def test_compiled_rows_before_the_first_key_are_zero(label):
+    assert_rows_before_the_first_key_are_zero("fused", label)
+
+
+def assert_half_precision_is_rounded_once(label: str, dtype: torch.dtype) -> None:
     """Inputs are read and results written in half precision, everything between is float32."""
     pe, inputs = make(label, torch.float32), draw(21).to(dtype)
     half = outputs_and_gradients("fused", pe, inputs)
     single = outputs_and_gradients("fused", pe, inputs.to(torch.float32))
     assert half["output"].dtype == half["k"].dtype == dtype
     torch.testing.assert_close(half["output"], single["output"].to(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("label", ["dape-kerple concat_residual", "dape-fire"])
+def test_compiled_half_precision_is_rounded_once(label, dtype):
+    assert_half_precision_is_rounded_once(label, dtype)
 
 
 @pytest.mark.usefixtures("compiled")
@@ -394,15 +402,19 @@ def test_both_passes_have_the_same_weights(impl, many_items, queries, size, labe
     assert_same_weights_in_both_passes(impl, label, queries, size)
 
 
+def assert_same_bits_every_time(impl: str, label: str, inputs: Inputs, times: int = 3) -> None:
+    pe, inputs = make(label, torch.float32), inputs.to(torch.float32)
+    first = outputs_and_gradients(impl, pe, inputs)
+    for _ in range(times):
+        again = outputs_and_gradients(impl, pe, inputs)
+        assert all(torch.equal(again[name], first[name]) for name in first)
+
+
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("label", ["kerple", "dape-kerple concat_residual", "dape-fire"])
 @pytest.mark.parametrize("batch", [1, 5, 13])
 def test_compiled_same_bits_every_time(label, batch):
-    pe, inputs = make(label, torch.float32), draw(150, batch=batch).to(torch.float32)
-    first = outputs_and_gradients("fused", pe, inputs)
-    for _ in range(3):
-        again = outputs_and_gradients("fused", pe, inputs)
-        assert all(torch.equal(again[name], first[name]) for name in first)
+    assert_same_bits_every_time("fused", label, draw(150, batch=batch))
 
 
 @pytest.mark.usefixtures("compiled")

@@ -10,13 +10,14 @@ from tests.ops.attention.test_equivalence import (
     SITUATIONS,
     WIDTH,
     Inputs,
+    assert_half_precision_is_rounded_once,
     assert_near,
+    assert_rows_before_the_first_key_are_zero,
+    assert_same_bits_every_time,
     assert_same_weights_in_both_passes,
-    at,
     draw,
     draw_any,
     make,
-    outputs_and_gradients,
 )
 from tests.thinned import thinned
 from torch import Tensor
@@ -119,31 +120,20 @@ def test_both_passes_have_the_same_weights(label, queries, size):
 
 @pytest.mark.parametrize("label", LABELS)
 def test_rows_before_the_first_key_are_zero(label):
-    inputs = at(draw(13, 19), 0, 6).to(torch.float32)
-    seen = outputs_and_gradients("fused", make(label, torch.float32), inputs)
-    assert (seen["output"][:, :, :6] == 0).all() and (seen["output"][:, :, 6:] != 0).any()
-    assert (seen["q"][:, :, :6] == 0).all()
+    assert_rows_before_the_first_key_are_zero("fused", label)
 
 
 @pytest.mark.parametrize(
     ("label", "dtype"), [*zip(LABELS, [torch.bfloat16, torch.float16, torch.bfloat16], strict=True)]
 )
 def test_half_precision_is_rounded_once(label, dtype):
-    pe, inputs = make(label, torch.float32), draw(21).to(dtype)
-    half = outputs_and_gradients("fused", pe, inputs)
-    single = outputs_and_gradients("fused", pe, inputs.to(torch.float32))
-    assert half["output"].dtype == half["k"].dtype == dtype
-    torch.testing.assert_close(half["output"], single["output"].to(dtype), rtol=0, atol=0)
+    assert_half_precision_is_rounded_once(label, dtype)
 
 
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("batch", [1, 5])
 def test_same_bits_every_time(label, batch):
-    pe, inputs = make(label, torch.float32), draw(100, batch=batch, kv_heads=1).to(torch.float32)
-    first = outputs_and_gradients("fused", pe, inputs)
-    for _ in range(3):
-        again = outputs_and_gradients("fused", pe, inputs)
-        assert all(torch.equal(again[name], first[name]) for name in first)
+    assert_same_bits_every_time("fused", label, draw(100, batch=batch, kv_heads=1))
 
 
 @pytest.mark.parametrize("label", LABELS)

@@ -12,8 +12,9 @@ from tests.ops.attention.test_equivalence import (
     SITUATIONS,
     Inputs,
     assert_near,
+    assert_rows_before_the_first_key_are_zero,
+    assert_same_bits_every_time,
     assert_same_weights_in_both_passes,
-    at,
     draw,
     make,
     outputs_and_gradients,
@@ -130,10 +131,7 @@ def test_decoding_splits_the_keys(label, rows):
 
 
 def test_rows_before_the_first_key_are_zero():
-    inputs = at(draw(13, 19), 0, 6).to(torch.float32)
-    seen = outputs_and_gradients("triton", make("dape-kerple concat_residual", torch.float32), inputs)
-    assert (seen["output"][:, :, :6] == 0).all() and (seen["output"][:, :, 6:] != 0).any()
-    assert (seen["q"][:, :, :6] == 0).all()
+    assert_rows_before_the_first_key_are_zero("triton", "dape-kerple concat_residual")
 
 
 ROUNDING = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.float16, torch.bfloat16)}
@@ -207,9 +205,7 @@ def test_both_passes_have_the_same_weights(label, queries, size, monkeypatch):
 
 
 def test_same_bits_every_time():
-    pe, inputs = make("dape-kerple concat_residual", torch.float32), draw(18).to(torch.float32)
-    first, again = (outputs_and_gradients("triton", pe, inputs) for _ in range(2))
-    assert all(torch.equal(again[name], first[name]) for name in first)
+    assert_same_bits_every_time("triton", "dape-kerple concat_residual", draw(18), times=1)
 
 
 def test_hands_on_nans():
