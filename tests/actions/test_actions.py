@@ -73,7 +73,7 @@ def test_compare_table_frame_and_figure(text, here, capsys):
         (lambda: dape.compare("words.txt", methods=("ropes",)), "`methods`: .*ropes"),
         (lambda: dape.compare("words.txt", methods=()), "`methods` needs at least one encoding"),
         (lambda: dape.compare("words.txt", seeds=0), "`seeds` must be at least 1, got 0"),
-        (lambda: dape.compare("words.txt", setps=3), "setps is not a setting. Did you mean steps"),
+        (lambda: dape.compare("words.txt", setps=3), "setps is not a setting. Did you mean 'steps'"),
         (lambda: dape.train("nowhere.txt", out="run"), "nowhere.txt: no such file"),
         (lambda: dape.train("words.txt", preset="smal"), "`preset` smal: no such preset. Did you mean 'small'"),
         (lambda: dape.evaluate("nowhere"), "nowhere: there is no such checkpoint or run"),

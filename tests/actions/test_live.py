@@ -122,7 +122,7 @@ def test_a_file_in_the_making_leaves_the_last_page(ask, folder):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("--live --out x.html", "--live writes nothing; leave --out out"),
+        ("--live --out x.html", "--live writes nothing; omit --out"),
         ("--live --port 70000", "70000"),
         ("--port 8000", "--port is for --live"),
     ],

@@ -120,7 +120,7 @@ def test_shown_examples_are_right(capsys):
         ("--methods cope", "causal mask only"),
         ("--budget -3", "positive number of minutes, got -3"),
         ("--budget nan", "positive number of minutes"),
-        ("--budget 5 --steps 10", "--budget plans --steps itself"),
+        ("--budget 5 --steps 10", "--budget sets --steps"),
         ("--lengths 0 50", "a length is at least 1, got 0"),
         ("--lengths 10 20", "from 41 on"),
         (

@@ -204,7 +204,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(executor.Local, "run", interrupted)
     run(*FEW, "--methods", "rope", "--out", tmp_path / "out", expect=130)
-    assert "give the same settings again to go on" in capsys.readouterr().err
+    assert "give the same settings again to continue" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_summary_says_what_was_made_and_what_comes_next(dape, texts, tmp_path):
     ]
     assert err.splitlines() == ["looking at the documents", "encoding"]
     code, out, err = dape("a", "--out", "my data", "--validation-share", "0.1")
-    assert code == 0 and out.startswith("my data is there already, with the same settings\n") and not err
+    assert code == 0 and out.startswith("my data already exists, with the same settings\n") and not err
 
 
 def test_check_reads_everything(dape, texts, tmp_path, monkeypatch):

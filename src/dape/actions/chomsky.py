@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dape.actions.found import Found
 from dape.actions.progress import ProgressLine
-from dape.actions.running import announce, check_counts, run_all, side_by_side, threads_each
+from dape.actions.running import begin_and_run, check_counts, side_by_side, threads_each
 from dape.errors import UsageError
 from dape.experiments.executor import Executor
 from dape.files import check_writable_folder, locked, write_text
@@ -100,16 +100,8 @@ def chomsky(options: ChomskyOptions, *, executor: Executor | None = None) -> Fou
     with locked(options.out):
         jobs = options.jobs or side_by_side(plan)
         plan = _within_budget(options, plan, jobs)
-        plan.begin()
-        announce(plan, jobs, executor=executor)
-        failures = run_all(
-            plan,
-            jobs=jobs,
-            threads=options.threads,
-            executor=executor,
-            tables=lambda rows, width: _terminal(rows, plan, width),
-        )
-        return _found(plan, failures)
+        how = {"jobs": jobs, "threads": options.threads, "executor": executor}
+        return _found(plan, begin_and_run(plan, **how, tables=lambda rows, width: _terminal(rows, plan, width)))
 
 
 # Planning ------------------------------------------------------------------------------------------------------------

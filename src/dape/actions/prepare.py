@@ -1,4 +1,4 @@
-"""Text to a prepared folder: what ``dape prepare`` does. Loads numpy only when it runs."""
+"""``dape prepare``: turn text into a folder of tokens. Imports numpy only when it runs."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,21 +15,20 @@ if TYPE_CHECKING:
 
 
 def prepare(source: "str | Path | Sequence[str | Path]", *, out: "str | Path", **options: Any) -> "Prepared":
-    """Turn text into a folder of tokens. Interrupted, the same call goes on where it stopped.
+    """Turn text into a folder of tokens. After an interruption, the same call continues where it stopped.
 
     Args:
         source: files, folders, ``stdlib``, ``sotu`` or ``hf:NAME``; one or several.
-        out: the folder to make.
-        options: of ``dape prepare``, as :class:`dape.data.job.Options` has them: ``tokenizer``, ``validation``,
-            ``validation_share``, ``text_field``, ``strict``, ``shard_tokens``, ``max_expansion``, ``workers``,
-            ``overwrite``.
+        out: the folder to write.
+        options: fields of :class:`dape.data.job.Options`: ``tokenizer``, ``validation``, ``validation_share``,
+            ``text_field``, ``strict``, ``shard_tokens``, ``max_expansion``, ``workers``, ``overwrite``.
 
     Returns:
         ``.corpus``, which every function takes as ``data``, and ``.how``: new, continued or already there.
 
     Raises:
-        UsageError: nothing to prepare, an invalid option, or a folder made with other settings.
-        TypeError: an option that does not exist.
+        UsageError: if there is nothing to prepare, an option is invalid, or the folder was made with other settings.
+        TypeError: if an option does not exist.
 
     Examples:
         >>> prepared = prepare("book.txt", out="book", validation_share=0.1)  # doctest: +SKIP
@@ -46,7 +45,7 @@ def prepare(source: "str | Path | Sequence[str | Path]", *, out: "str | Path", *
 
 
 def check(folder: "str | Path") -> "Corpus":
-    """Read all of a prepared folder and compare it with its checksums; ValueError if one does not agree."""
+    """Compare all files of a prepared folder with their checksums. Raises ValueError if one differs."""
     from dape.data.store import Corpus
 
     corpus = Corpus.open(Path(folder))
@@ -55,12 +54,12 @@ def check(folder: "str | Path") -> "Corpus":
 
 
 def summary(prepared: "Prepared", out: Path) -> list[str]:
-    """What was made in ``out``, a line each."""
+    """Lines about the text prepared in ``out``."""
     from dape.data.held_out import held_out_warnings, held_out_words
 
     manifest = prepared.corpus.manifest
     counts, train, validation = manifest["counts"], manifest["train"], manifest["validation"]
-    made = {"new": "made", "continued": "finished", "already there": "is there already, with the same settings"}
+    made = {"new": "made", "continued": "finished", "already there": "already exists, with the same settings"}
     return [
         f"{out} {made[prepared.how]}",
         f"documents   {counts['documents']:,} ({_size(counts['bytes'])} of text){_remarks(counts)}",
@@ -90,7 +89,7 @@ def _size(size: int) -> str:
 
 
 class PrepareProgress:
-    """A bar in a terminal or notebook; elsewhere lines on standard error."""
+    """A progress bar in a terminal or notebook; elsewhere lines on standard error."""
 
     SECONDS_BETWEEN_LINES = 10
 
@@ -130,7 +129,7 @@ class PrepareProgress:
             self._line(f"{self._what}: {counts}")
 
     def _speed(self, size: int) -> str:
-        """Of this run: what an earlier one had done does not count."""
+        """Text per second in this run, without what an earlier run had read."""
         if self._read_before is None:
             self._read_before, self._begun = size, time.monotonic()
             return ""

@@ -1,4 +1,4 @@
-"""How far work is: as a line or a bar that is drawn anew, or as lines of text; and how long it still takes."""
+"""Progress of work on standard error, and estimates of the time left."""
 
 import math
 import sys
@@ -13,14 +13,17 @@ from dape.verbosity import is_quiet, is_verbose
 if TYPE_CHECKING:
     from rich.console import Console
 
-KNOWN_TO = 1.3
-"""The time left is told when it is known to 30%."""
+AGREEMENT = 1.3
+"""The time left is shown once recent estimates of the whole time differ by at most this factor."""
 FEWEST_ESTIMATES = 3
 
 
 def progress_console() -> "tuple[Console, bool]":
-    """A console on standard error, and whether it can draw a line anew: a terminal can, and a notebook with ipywidgets.
-    Without them rich shows nothing but a warning, so a notebook is then written to like a file."""
+    """A console on standard error, and whether it can redraw a line.
+
+    A terminal can, and a notebook with ipywidgets. In a notebook without ipywidgets rich would only show a warning, so
+    lines are written there as into a file.
+    """
     from rich.console import Console
 
     console = Console(stderr=True, quiet=is_quiet())
@@ -30,18 +33,19 @@ def progress_console() -> "tuple[Console, bool]":
 
 
 class TimeLeft:
-    """How long work still takes, once that can be said: the first steps are no measure of the others.
+    """An estimate of the time left, given only once it is reliable: first steps are often slower than later ones.
 
-    The rest is taken to go on like the second half of the time so far. Once all estimates of the last quarter of that
-    time agree to 30% about the whole, the last of them is believed."""
+    The estimate extrapolates the second half of the time so far. It is given when all estimates of the whole time that
+    were made in the last quarter of the time so far agree to 30%.
+    """
 
     def __init__(self, done: float = 0.0) -> None:
-        """``done``: the share of the work that was done before."""
+        """``done``: the share of the work that was finished before."""
         self._begin = time.monotonic()
         self._past: deque[tuple[float, float, float]] = deque([(0.0, done, math.inf)])
 
     def seconds(self, done: float) -> float | None:
-        """With this share of the work done; None if it is not known."""
+        """Seconds left when this share of the work is done; None if the estimates do not agree yet."""
         spent = time.monotonic() - self._begin
         while len(self._past) > 1 and self._past[0][0] < spent / 2:
             self._past.popleft()
@@ -50,11 +54,11 @@ class TimeLeft:
         self._past.append((spent, done, spent + left))
         recent = sum(at >= 0.75 * spent for at, _, _ in self._past)
         expected = [whole for _, _, whole in self._past][-max(recent, FEWEST_ESTIMATES) :]
-        agreed = len(expected) >= FEWEST_ESTIMATES and max(expected) <= KNOWN_TO * min(expected) < math.inf
+        agreed = len(expected) >= FEWEST_ESTIMATES and max(expected) <= AGREEMENT * min(expected) < math.inf
         return left if agreed else None
 
     def words(self, done: float) -> str:
-        """``about 3 min left``, or nothing."""
+        """``about 3 min left``, or an empty text if that is not known."""
         seconds = self.seconds(done) if done < 1 else None
         return "" if seconds is None else f"about {duration(seconds)} left"
 
@@ -66,13 +70,15 @@ def duration(seconds: float) -> str:
 
 
 class ProgressLine:
-    """One line on standard error that is written over on a terminal; elsewhere a line every ten seconds, and the first
-    at once. Nothing if quiet."""
+    """One line on standard error, redrawn on a terminal; elsewhere a line at once and every ten seconds.
+
+    With --quiet, nothing.
+    """
 
     SECONDS, VERBOSE_SECONDS, REDRAWN = 10.0, 2.0, 0.1
 
     def __init__(self, done: float = 0.0) -> None:
-        """``done``: as for :class:`TimeLeft`."""
+        """``done``: the share of the work that was finished before."""
         self._quiet, self._drawn = is_quiet(), sys.stderr.isatty()
         pause = self.VERBOSE_SECONDS if is_verbose() else self.SECONDS
         self._pause = self.REDRAWN if self._drawn else pause
@@ -87,7 +93,7 @@ class ProgressLine:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
     def show(self, text: str, done: float | None = None) -> None:
-        """``done``: the share of the whole work, to say how long the rest takes."""
+        """Show ``text``; with ``done``, the finished share of the work, also the time left."""
         left = "" if done is None else self._left.words(done)
         now = time.monotonic()
         if self._quiet or now - self._spoken < self._pause:
@@ -101,11 +107,14 @@ class ProgressLine:
 
 
 def window_watch(line: ProgressLine, lengths: Sequence[int]) -> Callable[[int, int, int], None]:
-    """For who measures windows of several lengths, shortest first: told the length, how many windows of how many."""
+    """A function that shows progress over windows of several lengths, shortest first.
+
+    It takes the length, the number of finished windows and the number of all windows of this length.
+    """
     every = sorted(set(lengths))
 
     def watch(length: int, done: int, total: int) -> None:
-        before = sum(each for each in every if each < length)  # a window costs about as much as it has tokens
+        before = sum(each for each in every if each < length)  # the cost of a window grows about as its length
         line.show(f"{length} tokens: window {done}/{total}", (before + length * done / total) / sum(every))
 
     return watch

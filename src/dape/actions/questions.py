@@ -1,4 +1,4 @@
-"""Questions to a trained language model about what it has read: what ``dape probe CHECKPOINT`` does."""
+"""``dape probe CHECKPOINT``: ask a trained language model about what it has read."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,26 +24,26 @@ TASKS: tuple[Task, ...] = ("recall", "passkey")
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionOptions:
-    """Everything that can be asked for."""
+    """Arguments of :func:`ask`."""
 
     tasks: tuple[Task, ...] = TASKS
-    """What to ask."""
+    """What to ask for."""
     lengths: tuple[int, ...] = ()
     """Tokens of context; by default the training length and its doublings up to 32 times."""
     depths: tuple[float, ...] = DEPTHS
-    """Where the answer stands: 0 is the beginning of the text, 1 its end."""
+    """Position of the answer in the text: 0 is the beginning, 1 the end."""
     samples: int | None = None
     """Texts per length and depth; by default 64."""
     pairs: int | None = None
     """Pairs in a text; by default 4."""
     seed: int = 0
-    """Seed of keys, words and places."""
+    """Seed of keys, words and positions."""
     data: str | None = None
-    """Text around, its held-out part is used; by default what the model was trained on."""
+    """Text to insert the answer into (its held-out part); by default what the model was trained on."""
     json: Path | None = None
-    """A file to which the rows are appended."""
+    """File to append the rows to."""
     figure: Path | None = None
-    """Where :func:`draw` draws."""
+    """File that :func:`draw` writes."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     threads: int | None = None
@@ -51,10 +51,10 @@ class QuestionOptions:
 
 
 def ask(checkpoint: Path, options: QuestionOptions, found: "Callable[[Sequence[Row]], None]") -> None:
-    """Ask a model; ``found`` is given the rows of every task, length and depth as soon as they are there."""
+    """Ask a model; ``found`` is called with the rows of each task, length and depth as soon as they are measured."""
     settings = TextConfig(
         tasks=tuple(dict.fromkeys(options.tasks)),
-        lengths=options.lengths or (1,),  # by default known when the model is
+        lengths=options.lengths or (1,),  # the default lengths depend on the model, which is opened later
         depths=options.depths,
         seed=options.seed,
         **given(samples=options.samples, pairs=options.pairs),
@@ -71,7 +71,7 @@ def ask(checkpoint: Path, options: QuestionOptions, found: "Callable[[Sequence[R
 
 
 def draw(rows: "Sequence[Row]", options: QuestionOptions, task: Task) -> list[Path]:
-    """Accuracy of one task by length and depth; returns the files."""
+    """Draw accuracy of one task by length and depth; returns the files."""
     from dape.report.drawing import save_figure
     from dape.report.heat_maps import heat_map_figure
 
@@ -103,13 +103,13 @@ def _measured(options: QuestionOptions, settings: TextConfig, checkpoint: Path) 
 
 
 def _possible_lengths(settings: TextConfig, corpus: Any, train_length: int) -> tuple[int, ...]:
-    """Doublings of the training length with room for every task, and for which there is text."""
+    """The training length and its doublings, as far as every task fits and there is enough text."""
     shortest = max(task.shortest() for task in _text_tasks(settings, corpus))
     possible = tuple(n for n in doublings(train_length) if shortest <= n <= len(corpus.validation))
     if not possible:
         raise UsageError(
-            f"a text must have at least {shortest} tokens, and the held-out text has {len(corpus.validation)}: none of "
-            f"the training length and its doublings is possible; choose `lengths`, or `data` with more text"
+            f"a question takes at least {shortest} tokens, and the held-out text has {len(corpus.validation)}: neither "
+            "the training length nor any of its doublings is possible; choose `lengths`, or `data` with more text"
         )
     return possible
 
@@ -121,7 +121,7 @@ def _text_tasks(settings: TextConfig, corpus: Any) -> "list[TextTask]":
 
 
 def _tasks(settings: TextConfig, corpus: Any) -> "list[TextTask]":
-    """With room in every length."""
+    """The tasks, checked against the lengths and the text."""
     tasks = _text_tasks(settings, corpus)
     for task in tasks:
         if min(settings.lengths) < task.shortest():
@@ -138,7 +138,7 @@ def _tasks(settings: TextConfig, corpus: Any) -> "list[TextTask]":
 
 
 def _cells(tasks: "Sequence[TextTask]", predict: "Predict", model: Any, subject: "Subject") -> "Iterator[list[Row]]":
-    """Rows of one task, length and depth after the other, short texts first."""
+    """Yield the rows of each task, length and depth, short texts first."""
     from dape.evaluation.answers import as_rows, score
     from dape.evaluation.perplexity import batch_size
 

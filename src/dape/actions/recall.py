@@ -1,4 +1,4 @@
-"""Small models that learn to recall pairs, tested on longer contexts: what ``dape probe --train`` does."""
+"""``dape probe --train``: train small models to recall pairs, and test them on longer contexts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 METHODS = ("rope", "alibi", "kerple", "dape-kerple")
 LEARNED = 0.9
-"""Accuracy at the training length below which longer lengths say nothing about positions."""
+"""Accuracy at the training length below which longer lengths say nothing about encodings."""
 
 
 def recall(
@@ -51,7 +51,7 @@ def _terminal(plan: "Recall") -> "Tables":
 
 
 def _found(plan: "Recall", failures: dict[str, str]) -> Found:
-    """With its files, if there are rows."""
+    """The results; writes their files if there are rows."""
     from dape.report.drawing import save_figure
     from dape.report.recall import heat_map, not_learned, recall_markdown
 

@@ -1,4 +1,4 @@
-"""Result folders as one page for a browser: what ``dape report`` does. No torch here."""
+"""``dape report``: show result folders on one page for the browser. No torch here."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 RESULTS, CLAIMS, MAPS = "results.jsonl", "claims.json", ("maps.npz", "maps.json")
 DEEPEST = 3
-"""Levels of subfolders that are looked into."""
+"""Levels of subfolders to search."""
 MOST_WARNINGS = 5
-"""About one file."""
+"""Warnings to show about one file."""
 
 
 def report(folder: Path, out: Path, *, warn: Callable[[str], None], paper: bool = False) -> "list[Section]":
-    """Write the page of a folder and of those below it; returns its sections.
+    """Write the page of a folder and of its subfolders; returns its sections.
 
     Args:
-        folder: results of one command, or a folder of several.
-        out: the page. A file that is not a report is not overwritten.
-        warn: told what could not be read.
-        paper: show all of the paper's methods, and its numbers from the beginning, also beside results on other text.
+        folder: results of one command, or a folder with such folders.
+        out: file to write. A file that is not a report is not overwritten.
+        warn: called with a message about each result that cannot be read.
+        paper: show the paper's numbers when the page opens, of all its methods and also beside results on other text.
     """
     if not folder.is_dir():
         missing = "is not a folder" if folder.exists() else "does not exist"
@@ -39,7 +39,7 @@ def report(folder: Path, out: Path, *, warn: Callable[[str], None], paper: bool 
     found = list(result_folders(folder))
     if not found:
         raise UsageError(
-            f"{folder}: there is no {RESULTS} here nor up to {DEEPEST} levels below, nor {CLAIMS} or {MAPS[0]}. "
+            f"{folder}: there is no {RESULTS}, {CLAIMS} or {MAPS[0]} in it or up to {DEEPEST} levels below. "
             f"`dape compare --out DIR`, `dape che --out DIR` and `dape probe --train --out DIR` each write one"
         )
     sections = [section_of(each, folder, paper=paper) for each in found]
@@ -55,7 +55,7 @@ def report(folder: Path, out: Path, *, warn: Callable[[str], None], paper: bool 
 
 
 def check_may_replace(out: Path) -> None:
-    """A report takes the place of a report, and of nothing else."""
+    """Refuse to overwrite a file that is not a report."""
     check_writable_file(out, "`out`")
     if not out.exists():
         return
@@ -70,7 +70,7 @@ def check_may_replace(out: Path) -> None:
 
 
 def result_folders(top: Path, depth: int = DEEPEST) -> Iterator[Path]:
-    """Those with results, by name; what is inside of one belongs to it."""
+    """Folders with results, by name. Subfolders of a result folder belong to it and are not searched."""
     if any((top / name).is_file() for name in (RESULTS, CLAIMS, MAPS[0])):
         yield top
         return
@@ -109,7 +109,7 @@ def section_of(folder: Path, top: Path, *, paper: bool = False) -> "Section":
 
 
 def described(folder: Path) -> tuple[str, list[str]]:
-    """Title and first paragraph of the folder's README.md."""
+    """Title and first paragraph of the folder's README.md, without the words that lead to a command."""
     try:
         text = (folder / "README.md").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -122,7 +122,7 @@ def described(folder: Path) -> tuple[str, list[str]]:
 
 
 def repeats_the_paper(folder: Path) -> bool:
-    """Then its numbers are what ours are to be compared with; text of one's own has other levels."""
+    """Whether `dape reproduce` wrote the folder. Only then the paper's numbers can be compared with these."""
     from dape.experiments.grid import saved_settings
     from dape.experiments.reproduce.plan import SETTINGS
 
@@ -130,7 +130,7 @@ def repeats_the_paper(folder: Path) -> bool:
 
 
 def _of_methods(folder: Path, rows: "list[Row]") -> "list[Published]":
-    """The paper's numbers of what was measured here, and of nothing else."""
+    """The paper's numbers for the methods that were measured here."""
     measured = {row.method for row in rows}
     return [row for row in published_for(folder) if row.method in measured]
 
@@ -172,7 +172,7 @@ def _first_row(path: Path) -> "Row | None":
 
 
 def rows_of(path: Path) -> "tuple[list[Row], list[str]]":
-    """All rows that can be read, and what could not: one broken line must not hide what all others say."""
+    """All readable rows, and warnings about the others: one broken line must not hide the rest."""
     from dape.results.records import read_rows
 
     if not path.is_file():
@@ -193,7 +193,7 @@ EXTRA_KINDS = {"task": str, "lr": int | float, **dict.fromkeys(COORDINATES, int 
 
 
 def checked(row: "Row") -> "Row":
-    """The row, if it can be drawn: a file may have been edited by hand."""
+    """Return the row if it can be drawn, else raise ValueError: a file may have been edited by hand."""
     for name, kind in EXTRA_KINDS.items():
         if name in row.extra and not isinstance(row.extra[name], kind):
             raise ValueError(f"{name} is {row.extra[name]!r}")
@@ -216,23 +216,23 @@ def claims_of(path: Path) -> "tuple[list[Claim], list[str]]":
     if not isinstance(given, list):
         return [], [f"{path.name} is left out: it is not a list of claims"]
     claims, warnings = [], []
-    for place, each in enumerate(given, 1):
+    for number, each in enumerate(given, 1):
         try:
             claims.append(Claim.from_plain(each))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            warnings.append(f"{path.name}: claim {place} is left out ({error})")
+            warnings.append(f"{path.name}: claim {number} is left out ({error})")
     return claims, warnings
 
 
 def maps_of(folder: Path) -> "tuple[Maps | None, list[str]]":
-    """What `dape visualize` has written here or into maps/."""
+    """The maps that `dape visualize` wrote into the folder or into its subfolder maps."""
     from dape.evaluation.map_files import read_maps
 
-    for place in (folder, folder / "maps"):
-        if not all((place / name).is_file() for name in MAPS):
+    for inner in (folder, folder / "maps"):
+        if not all((inner / name).is_file() for name in MAPS):
             continue
         try:
-            return _maps(read_maps(place)), []
+            return _maps(read_maps(inner)), []
         except (OSError, ValueError) as error:
             return None, [f"{MAPS[0]} is left out: {error}"]
     return None, []

@@ -1,4 +1,4 @@
-"""The runs of an experiment, done and shown while they work: in a terminal, in a notebook, or as lines of text."""
+"""Do the runs of an experiment and show their progress: in a terminal, in a notebook, or as lines of text."""
 
 import sys
 import time
@@ -33,8 +33,10 @@ def begin_and_run(
     executor: Executor | None = None,
     tables: "Tables | None" = None,
 ) -> dict[str, str]:
-    """Take the folder, say what will be done, and do what is not finished; arguments and result as of
-    :func:`run_all`. The caller holds the folder's lock."""
+    """Write the plan into its folder, print what will be done, and do it with :func:`run_all`.
+
+    Arguments and result are those of :func:`run_all`. The caller must hold the lock of the folder.
+    """
     plan.begin()
     jobs = jobs or side_by_side(plan)
     announce(plan, jobs, executor=executor)
@@ -49,7 +51,7 @@ def check_small_models(
     out: Path,
     **counts: int | None,
 ) -> None:
-    """What can be wrong with models that learn a generated task each, before anything is trained."""
+    """Check the settings of models that learn generated tasks, so that errors show before anything is trained."""
     check_methods(methods)
     check_counts(**counts)
     check_writable_folder(out, "`out`")
@@ -67,17 +69,17 @@ def run_all(
     executor: Executor | None = None,
     tables: "Tables | None" = None,
 ) -> dict[str, str]:
-    """Do what is not finished.
+    """Do all runs that are not finished.
 
     Args:
-        plan: the experiment, whose folder has been begun.
-        jobs: runs at a time; by default one per core, one on a GPU.
-        threads: of torch for each run; by default the cores divided by ``jobs``.
-        executor: where runs are done; by default processes of this machine.
-        tables: what to show of the rows that are there, where there is a terminal or a notebook.
+        plan: the experiment; its folder must exist.
+        jobs: runs at the same time; by default one per core, or one on a GPU.
+        threads: torch threads of each run; by default the cores divided by ``jobs``.
+        executor: where runs are done; by default in processes on this machine.
+        tables: turns the rows so far into what a terminal or notebook shows.
 
     Returns:
-        The last words of runs that failed, by name. One failing run does not stop the rest.
+        The exit code and the last line of the log of each failed run, by name. A failing run does not stop the others.
     """
     todo = [run for run in plan.runs() if not plan.finished(run)]
     if not todo:
@@ -100,14 +102,14 @@ def run_all(
                     failures[task.name] = f"exit code {code}: {last_words(task.log)}"
                     shown.say(f"{task.name} failed ({failures[task.name]})")
         except KeyboardInterrupt:
-            shown.say("interrupted; every run has been asked to save what it has")
-            shown.say(f"what is in {plan.out} is not done twice: give the same settings again to go on")
+            shown.say("interrupted; every run has been asked to save its state")
+            shown.say(f"{plan.out} keeps finished work: give the same settings again to continue")
             raise
     return failures
 
 
 def _compile_kernel() -> None:
-    """Once, and here where it is told, rather than in every run at the same time."""
+    """Compile the C++ kernel now, with a message, so that not every run compiles it at the same time."""
     import torch
 
     from dape.ops.attention.fused.available import why_not_compiled
@@ -116,7 +118,7 @@ def _compile_kernel() -> None:
 
 
 def side_by_side(plan: Experiment[Any]) -> int:
-    """How many runs at a time, if nobody says."""
+    """The default number of runs at the same time."""
     return min(usable_cores(), len(plan.runs())) if plan.device == "cpu" else 1
 
 
@@ -125,22 +127,22 @@ def threads_each(jobs: int) -> int:
 
 
 def check_counts(**given: int | None) -> None:
-    """Numbers that are at least 1 where they are given."""
+    """Raise UsageError for given numbers below 1."""
     for name, value in given.items():
         if value is not None and value < 1:
             raise UsageError(f"`{name}` must be at least 1, got {value}")
 
 
 def announce(plan: Experiment[Any], jobs: int, *, executor: Executor | None = None, note: str = "") -> None:
-    """What is about to be done; ``note``: more about the runs that are finished."""
+    """Print the number of runs and how they will be done; ``note`` follows the number of finished runs."""
+    if is_quiet():
+        return
     where = executor.description if isinstance(executor, ClusterExecutor) else f"{jobs} at a time"
     runs = plan.runs()
     done = sum(map(plan.finished, runs))
     finished = f", {done} of them already finished" if done else ""
     axes = " x ".join(count(number, name) for name, number in plan.axes().items())
     grid = f"{axes} = " if axes else ""
-    if is_quiet():
-        return
     for line in plan.introduction():
         print(line)
     print(f"{grid}{count(len(runs), 'run')}{finished}{note}, {where}, into {plan.out}")
@@ -150,7 +152,7 @@ def announce(plan: Experiment[Any], jobs: int, *, executor: Executor | None = No
 
 
 class LiveRuns:
-    """What the runs of an experiment are doing."""
+    """Progress of the runs: tables and a line per run on a terminal, else lines of text."""
 
     LINE_SECONDS, VERBOSE_SECONDS, TABLE_SECONDS = 20.0, 5.0, 0.5
 
@@ -179,7 +181,7 @@ class LiveRuns:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def add(self, rows: "list[Row]", name: str) -> None:
-        """A run has finished."""
+        """Show that a run has finished; ``rows`` are all rows so far."""
         self._rows = rows
         if self._plain:
             found = self._plan.found([row for row in rows if row.run == name])
@@ -191,20 +193,20 @@ class LiveRuns:
         if now - self._spoken < (pause if self._plain else self.TABLE_SECONDS):
             return
         self._spoken = now
-        doing = [self._doing(task.name) for task in running]
+        lines = [*(self._progress(task.name) for task in running), self._summary()]
         if self._plain:
-            self.say(f"[{now - self._begin:5.0f} s] {'; '.join([*doing, self._how_far()])}")
+            self.say(f"[{now - self._begin:5.0f} s] {'; '.join(lines)}")
         else:
-            self._live.update(self._picture(doing), refresh=True)
+            self._live.update(self._picture(lines), refresh=True)
 
-    def _picture(self, doing: Sequence[str]) -> Any:
+    def _picture(self, lines: Sequence[str]) -> Any:
         from rich.console import Group
         from rich.text import Text
 
         tables = self._tables(self._rows, self._console.width) if self._tables else []
-        return Group(*tables, *(Text(line, "dim") for line in [*doing, self._how_far()]))
+        return Group(*tables, *(Text(line, "dim") for line in lines))
 
-    def _doing(self, name: str) -> str:
+    def _progress(self, name: str) -> str:
         run = self._runs[name]
         if now := self._plan.testing(run):
             return f"{name} testing length {now['length']}"
@@ -217,6 +219,6 @@ class LiveRuns:
     def _share_done(self) -> float:
         return sum(self._plan.share_done(run) for run in self._runs.values()) / len(self._runs)
 
-    def _how_far(self) -> str:
+    def _summary(self) -> str:
         finished = f"{sum(map(self._plan.finished, self._runs.values()))} of {count(len(self._runs), 'run')} finished"
         return ", ".join(filter(None, (finished, self._left.words(self._share_done()))))

@@ -1,6 +1,6 @@
-"""Folders of runs: found, described, compared, cleaned up. What ``dape runs`` does. No torch here.
+"""``dape runs``: find, describe, compare and clean runs. No torch here.
 
-A run is a folder with ``config.yaml`` or ``job.json``; those of a comparison or another grid lie in its ``runs/``.
+A run is a folder with ``config.yaml`` or ``job.json``. The runs of an experiment lie in its subfolder ``runs``.
 """
 
 import contextlib
@@ -23,23 +23,23 @@ from dape.training.description import CHECKPOINTS, checkpoints
 from dape.training.run import CONFIG, METRICS, read_metrics
 
 DEEPEST = 5
-"""Levels of folders that are looked into."""
+"""Levels of folders to search."""
 JUST_NOW = 120
-"""Seconds: who has logged since then is taken to be running."""
+"""A run that has logged within this many seconds counts as running."""
 LEFTOVER = re.compile(r"\.step-\d+.*\.(tmp|old)|damaged-step-\d{8,}")
-"""What an interrupted save, or a checkpoint that was damaged, has left."""
+"""Folders that interrupted saves leave behind, and damaged checkpoints."""
 
 
 @dataclass(frozen=True)
 class FoundRun:
-    """What the files of a run say about it."""
+    """A run, described by its files."""
 
     folder: Path
     settings: Mapping[str, Any]
-    """By section.name."""
+    """By ``section.name``."""
     metrics: Sequence[Mapping[str, Any]]
     rows: Sequence[Row]
-    """Of its tests, if it belongs to a grid and is finished."""
+    """Results of its tests; only finished runs of an experiment have them."""
     size: int
     """Bytes."""
 
@@ -61,7 +61,7 @@ class FoundRun:
 
     @property
     def loss(self) -> float | None:
-        """On held-out text if it was measured, else in training: the last of them."""
+        """The last loss on held-out text; without such, the last loss in training."""
         for name in ("validation_loss", "loss"):
             if found := [line[name] for line in self.metrics if line.get(name) is not None]:
                 return float(found[-1])
@@ -77,12 +77,12 @@ class FoundRun:
         return "stopped" if self.metrics else "not begun"
 
     def _first(self, *names: str) -> Any:
-        """The setting of one of these names, in whatever section."""
+        """The setting with the first of these names that exists in any section."""
         return next((v for name in names for key, v in self.settings.items() if key.rpartition(".")[2] == name), None)
 
 
 def find_runs(top: Path) -> list[FoundRun]:
-    """The run that ``top`` is, or all runs below it, by name."""
+    """``top`` itself if it is a run, else all runs below it, by name."""
     if not top.is_dir():
         raise UsageError(f"{top}: there is no such folder; name one with runs (by default ./runs)")
     return [open_run(folder) for folder in _folders(top, DEEPEST)]
@@ -119,7 +119,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files of a folder; links count as nothing."""
+    """Bytes of a file, or of all files in a folder; links count as 0."""
     if path.is_symlink():
         return 0
     if not path.is_dir():
@@ -129,13 +129,13 @@ def size_of(path: Path) -> int:
 
 
 def sizes(run: FoundRun) -> dict[str, int]:
-    """By what lies in the folder, the largest first."""
+    """Bytes of each file and subfolder, the largest first."""
     found = {path.name: size_of(path) for path in run.folder.iterdir()}
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def differences(runs: Sequence[FoundRun]) -> dict[str, list[Any]]:
-    """The settings in which they differ, and the value of each."""
+    """The settings in which the runs differ, with the value of each run."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     values = {name: [run.settings.get(name) for run in runs] for name in names}
     return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
@@ -152,10 +152,10 @@ class Doomed:
 
 
 def superfluous(top: Path, *, weights: bool = False) -> list[Doomed]:
-    """What can go: checkpoints before the newest of each run, and what interrupted saves have left. Runs can still be
-    evaluated and continued.
+    """Folders to remove: all checkpoints but the newest of each run, and leftovers of interrupted saves.
 
-    ``weights``: also the last checkpoint of runs of a grid that are finished. Their results stay, their models do not.
+    All runs can still be evaluated and continued. With ``weights``, also the newest checkpoint of each finished run of
+    an experiment: its results stay, its model is lost.
     """
     return [doomed for run in find_runs(top) for doomed in _of_run(run, weights)]
 
@@ -175,7 +175,7 @@ def _of_run(run: FoundRun, weights: bool) -> Iterator[Doomed]:
 
 
 def remove(doomed: Sequence[Doomed]) -> int:
-    """Delete them, unless a process of ours works in their folder; returns the bytes that became free."""
+    """Delete the folders; returns the bytes freed. Raises if a process of dape is working in one of the runs."""
     freed = 0
     by_run: dict[Path, list[Doomed]] = {}
     for each in doomed:
@@ -184,7 +184,7 @@ def remove(doomed: Sequence[Doomed]) -> int:
         in_grid = run.parent.name == RUNS and any(run.parent.parent.glob("*.yaml"))
         with locked(run.parent.parent if in_grid else run):
             for each in of_run:
-                # Renamed first, so that an interruption leaves no checkpoint with half its files.
+                # Rename first: an interruption then leaves no checkpoint with half of its files.
                 gone = each.path.with_name(f".{each.path.name.lstrip('.').removesuffix('.old')}.old")
                 if gone != each.path:
                     each.path.rename(gone)

@@ -1,4 +1,4 @@
-"""Train one language model, resumable at any moment: ``dape.train`` and ``dape train``."""
+"""``dape.train`` and ``dape train``: train one language model, resumable at any moment."""
 
 import contextlib
 import json
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run: its folder, and how far it is."""
+    """A run: its folder and its progress."""
 
     folder: Path
     step: int
     finished: bool
-    """False if it was asked to stop; the same call goes on."""
+    """False if it was asked to stop; the same call continues it."""
     taken: int
-    """Steps of this call: 0 if the run had reached its last step before."""
+    """Steps of this call: 0 if the run had already reached its last step."""
     validation_loss: float | None = None
-    """Nats per token on held-out text; None where that is too short, or before the end."""
+    """Nats per token on held-out text; None before the end, and if that text is too short."""
     exit_code: int = 0
-    """Of a process that stops here."""
+    """Exit code for a process that ends after this call."""
 
     def model(self, device: str = "cpu") -> "DecoderLM":
-        """The weights of the newest checkpoint."""
+        """The model with the weights of the newest checkpoint, in evaluation mode."""
         from dape.training.checkpoint import load_model
         from dape.training.description import describe, find
 
@@ -65,7 +65,7 @@ class Trained:
         return load_model(where, description, use_device(device)).eval()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """What was logged, a dictionary per line: step, loss, ..."""
+        """The logged metrics, a dictionary per line: step, loss, ..."""
         from dape.training.run import read_metrics
 
         return read_metrics(self.folder)
@@ -88,21 +88,22 @@ def train(
     train: TrainConfig | None = None,
     **changes: Any,
 ) -> Trained:
-    """Train a language model with any positional encoding, or go on with one that was stopped.
+    """Train a language model with any positional encoding, or continue a run that was stopped.
 
     Args:
         data: what ``dape.open_data`` takes, or what it returns.
         out: folder of the run; by default runs/ENCODING-LENGTH-seedN.
-        resume: True goes on with the run in ``out``, False refuses to; None does whatever the folder asks for.
+        resume: True continues the run in ``out`` and fails without one; False fails if there is one; None continues a
+            run if there is one and starts a new one otherwise.
         device: ``cpu``, ``cuda``, ``cuda:1``, ...; ``auto`` takes a GPU if there is one.
-        threads: of torch on the CPU.
+        threads: torch threads on the CPU.
         tensorboard: also write metrics for TensorBoard into the folder.
         wandb: also send metrics to this Weights & Biases project.
         parallel: how several processes share a run: ``ddp`` (each has the whole model; the default) or ``fsdp`` (each
             has a share of it). The losses are those of one process.
-        processes: to start on this machine; under torchrun, those that it has started.
-        restarts: how often processes are started again when one was killed.
-        preset: settings to begin with: tiny, small, 125m, 350m, 2.7b or 6.7b.
+        processes: processes to start on this machine. Under torchrun, the processes that it has started are used.
+        restarts: how often to restart the processes after one was killed.
+        preset: basic settings: tiny, small, 125m, 350m, 2.7b or 6.7b.
         model, train: all settings at once, in place of the preset.
         **changes: single settings in place of the preset's: ``encoding="rope"``, ``steps=400``, ``seed=1``, ...
 
@@ -110,7 +111,7 @@ def train(
         The run: ``.folder``, ``.step``, ``.finished``, ``.validation_loss``, ``.model()``, ``.metrics()``.
 
     Raises:
-        ValueError: for invalid settings, a model that does not fit into memory, and for a folder with another run.
+        ValueError: for invalid settings, a model that does not fit into memory, and a folder with another run.
 
     Example::
 
@@ -123,7 +124,7 @@ def train(
     train.check()
     folder = Path(out) if out is not None else default_folder(model, train)
     check_writable_folder(folder, "`out`")
-    from dape.data.corpora import check_data  # with numpy, for which `dape --help` need not wait
+    from dape.data.corpora import check_data  # here, because it imports numpy and `dape --help` need not
 
     check_data(data)
     check_processes(processes)
@@ -145,13 +146,13 @@ def train(
             return Trained(folder, trainer.step, finished=True, validation_loss=trainer.validation_loss, taken=0)
         if group.is_first:
             trainer.trackers = _trackers(folder, trainer, tensorboard=tensorboard, wandb=wandb)
-            # Last, when nothing can fail any more: a folder with settings counts as a run that has begun.
+            # Last, after everything that can fail: a folder with settings counts as a run.
             trainer.config.write(folder)
         return _train(trainer, folder)
 
 
 def own_device(device: str) -> str:
-    """A GPU for every process of a machine."""
+    """The device of this process: each process of a machine takes another GPU."""
     local = os.environ.get("LOCAL_RANK")
     if local is None or device not in ("auto", "cuda"):
         return device
@@ -175,7 +176,7 @@ def _launch(
     processes: int,
     restarts: int,
 ) -> Trained:
-    """The same call in several processes, and what has become of the folder."""
+    """Make the same call in several processes, and read the result from the folder."""
     from dape.training.description import CHECKPOINTS, checkpoints
     from dape.training.run import read_metrics
 
@@ -208,11 +209,11 @@ def _trainer(
     group: "Group",
     stack: contextlib.ExitStack,
 ) -> "LanguageModelTrainer":
-    """Of every process of the group. The first one locks the folder and prepares the text, then the others read it."""
+    """The trainer of this process. The first process locks the folder and prepares the text for the others."""
     from dape.training.language_model import LanguageModelTrainer
 
     if group.any(restart() > 0):
-        resume = None  # started again, perhaps beside a host that is new: whatever the folder asks for
+        resume = None  # restarted, perhaps with a new host that has no folder yet: continue if there is a run
 
     def first() -> None:
         if group.is_first:
@@ -230,14 +231,14 @@ def _trainer(
     )
     before = trainer.threads_before or saved.threads
     if before != given.threads and group.is_first:
-        print(f"note: begun with {before} threads, now {given.threads}: the last bits may differ")
+        print(f"note: started with {before} threads, now {given.threads}: the last bits may differ")
     return trainer
 
 
 def _begin(
     data: "str | Path | Corpus", folder: Path, model: DecoderConfig, train: TrainConfig, resume: bool | None
 ) -> "tuple[RunConfig, RunConfig, Corpus]":
-    """Settings as given and as the run was begun with, and its text."""
+    """The given settings, the settings the run was started with, and its text."""
     import torch
 
     from dape.data.corpora import as_corpus
@@ -276,8 +277,8 @@ def _train(trainer: "LanguageModelTrainer", folder: Path) -> Trained:
         if group.is_first:
             _announce(trainer, folder)
             watch = stack.enter_context(TrainingBar(trainer)).show
-        told = {} if group.alone else {"message": "stopping after this step and saving" if group.is_first else ""}
-        stop = stack.enter_context(Interruption(**told, patient=not group.alone))
+        message = {} if group.alone else {"message": "stopping after this step and saving" if group.is_first else ""}
+        stop = stack.enter_context(Interruption(**message, patient=not group.alone))
         try:
             finished = trainer.run(watch=watch, stop=stop)
         finally:
@@ -285,28 +286,27 @@ def _train(trainer: "LanguageModelTrainer", folder: Path) -> Trained:
                 tracker.close()
     step, taken = trainer.step, trainer.step - first
     if not finished:
-        code = stop.exit_code or 128 + signal.SIGTERM  # another process was asked to
+        code = stop.exit_code or 128 + signal.SIGTERM  # without a code, another process of the group was asked to stop
         return Trained(folder, step, finished=False, taken=taken, exit_code=code)
     return Trained(folder, step, finished=True, taken=taken, validation_loss=trainer.validation_loss)
 
 
 def _announce(trainer: "LanguageModelTrainer", folder: Path) -> None:
-    model, corpus = trainer.config.model, trainer.corpus
-    parameters = sum(p.numel() for p in trainer.model.parameters())
-    steps = trainer.train.steps
-    begin = f"continuing after step {trainer.step}" if trainer.step else "training"
     if is_quiet():
         return
+    model, corpus = trainer.config.model, trainer.corpus
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    begin = f"continuing after step {trainer.step}" if trainer.step else "training"
     print(
-        f"{begin}: {model.encoding}, {parameters / 1e6:.2f}M parameters, {steps} steps of {trainer.train.batch} x "
-        f"{model.train_length} tokens of {corpus.name} ({len(corpus.train) / 1e6:.1f}M tokens, {corpus.hash[:12]}) "
-        f"on {trainer.device}, into {folder}",
+        f"{begin}: {model.encoding}, {parameters / 1e6:.2f}M parameters, {trainer.train.steps} steps of "
+        f"{trainer.train.batch} x {model.train_length} tokens of {corpus.name} ({len(corpus.train) / 1e6:.1f}M tokens, "
+        f"{corpus.hash[:12]}) on {trainer.device}, into {folder}",
         flush=True,
     )
 
 
 class TrainingBar:
-    """Step, loss, speed and time left; where there is no terminal, a line every ten seconds. Nothing if quiet."""
+    """Step, loss, speed and time left: a bar on a terminal, else a line every ten seconds. With --quiet, nothing."""
 
     SECONDS = 10.0
 

@@ -1,4 +1,4 @@
-"""``dape.verify``: anybody's implementation against the conformance vectors."""
+"""``dape.verify`` and ``dape verify``: compare implementations of encodings with the conformance vectors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,27 +31,28 @@ def verify(
     tolerance: float = TOLERANCE,
     vectors: str | Path | None = None,
 ) -> "Verdict":
-    """How far an implementation is off, where, and which known mistake it looks like (docs/verify.md).
+    """Compare an implementation of a positional encoding with the conformance vectors (docs/verify.md).
 
     Args:
-        target: a class, a function that makes one, a function, a module; or ``"package.module:Name"``.
-        encoding: the name in the catalogue that it is to be.
-        kind: what it takes; ``auto`` reads its methods and the names of its arguments.
-        init: arguments of its constructor that cannot be told from their names.
-        names: our name of each of its parameters, where they differ.
-        options: of the encoding; the right numbers are then computed by the reference, now.
-        cases: only these; all of them by default.
-        precision: of its parameters and inputs.
-        arrays: what functions are given; gradients are compared for torch only.
-        tolerance: in parts of the largest entry; ten times as much for gradients.
-        vectors: a folder of other files than those of this package.
+        target: a class, a function that makes an object of one, a function, a module; or ``"package.module:Name"``.
+        encoding: the encoding that ``target`` implements, by its name in the catalogue.
+        kind: what ``target`` takes; ``auto`` decides by its methods and the names of its arguments.
+        init: constructor arguments whose meaning does not follow from their names.
+        names: the name in dape of each parameter of ``target`` that has another name there.
+        options: options of the encoding; the reference then computes the expected numbers on the spot.
+        cases: names of cases to compare; by default all.
+        precision: precision of parameters and inputs.
+        arrays: arrays that functions are given; gradients are compared with torch only.
+        tolerance: allowed error relative to the largest entry; ten times as much for gradients.
+        vectors: a folder of vectors to use instead of those in this package.
 
     Returns:
-        A verdict: true if it is right; ``print`` it.
+        A verdict, which is true if everything agrees. Printed, it shows how large differences are, where they are, and
+        which known mistake they look like.
 
     Raises:
-        dape.errors.UsageError: arguments that do not fit, a ``ValueError``. What the implementation raises is in the
-            verdict.
+        dape.errors.UsageError: a ``ValueError``, for invalid arguments. Errors that the implementation raises are in
+            the verdict.
 
     Example::
 
@@ -108,7 +109,7 @@ def _check(kind: str, precision: str, arrays: str, tolerance: float) -> None:
 
 
 def check_encoding(encoding: str) -> None:
-    """That there can be vectors of it."""
+    """Raise UsageError unless there can be vectors of the encoding."""
     from dape.positional.catalogue import find
     from dape.positional.names import RANDOMIZED
 

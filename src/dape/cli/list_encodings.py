@@ -1,6 +1,5 @@
 """``dape list``: the catalogue as a table or as JSON."""
 
-import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dape.cli.console import ONE_LINE_PER_ROW, open_console
-from dape.errors import UsageError
+from dape.errors import UsageError, did_you_mean
 from dape.positional.catalogue import Entry, encodings
 from dape.positional.names import DAPE_V2, parse
 
@@ -70,8 +69,7 @@ def select(text: str, *, everything: bool) -> list[Entry]:
     known = [replace(e, name=prefix + e.name) for e in known]
     chosen = [e for e in known if text.lower() in e.name or text.lower() in e.hook.split(", ")]
     if not chosen:
-        near = difflib.get_close_matches(text, [e.name for e in known], n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(text, [e.name for e in known])
         raise UsageError(f"no encoding matches {text!r}.{hint} `dape list` shows them all.")
     return chosen
 

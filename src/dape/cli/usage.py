@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from dape.cli.flags import Flag, flags_of
+from dape.errors import did_you_mean
 
 CLOSE = 0.85
 """From this similarity on, a flag counts as mistyped even if another command has a flag of that name."""
@@ -96,9 +97,7 @@ def _refused(kind: Any, value: str) -> str | None:
         return _refused(inner.pop(), value) if len(inner) == 1 else None
     if get_origin(kind) is Literal:
         choices = [str(choice) for choice in get_args(kind)]
-        near = difflib.get_close_matches(value, choices, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        return None if value in choices else f"not one of {', '.join(choices)}.{hint}"
+        return None if value in choices else f"not one of {', '.join(choices)}.{did_you_mean(value, choices)}"
     if get_origin(kind) is dict:
         return None if value.partition("=")[1] and not value.startswith("=") else "not NAME=VALUE"
     if kind is bool:
