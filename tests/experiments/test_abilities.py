@@ -5,6 +5,7 @@ import pytest
 from dape.cli import main
 from dape.errors import UsageError
 from dape.hf.harness.generated import generated_questions, word
+from dape.report import abilities as report
 from dape.results.records import read_rows
 from dape.tasks.abilities.catalogue import ABILITIES
 
@@ -30,6 +31,12 @@ def test_a_model_for_every_test_and_method(here, tmp_path, capsys):
     text = (tmp_path / "out" / "table.md").read_text()
     assert "left out" not in text and "| 32 (train) | 70 |" in text
     assert "| tokens seen |" in text and "| 192 |" in text and ABILITIES["copying"].isolates in text
+    assert (tmp_path / "out" / "tests.png").read_bytes().startswith(b"\x89PNG")
+    panels = [axes for axes in report.tests_figure(rows).axes if axes.get_title()]
+    drawn = {(p.get_title(), line.get_label()): list(line.get_ydata()) for p in panels for line in p.lines[:2]}
+    assert set(drawn) == {(t, m) for t in ("copying", "power-gaps") for m in ("rope", "kerple")}
+    values = {(r.protocol, r.method, r.length): r.value for r in rows}
+    assert all(ys == [values[t, m, 32], values[t, m, 70]] for (t, m), ys in drawn.items())
     assert "has not learned the test" in capsys.readouterr().out
 
     here.clear()

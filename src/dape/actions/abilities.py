@@ -43,18 +43,21 @@ def abilities(
 def _found(plan: Abilities, failures: dict[str, str]) -> Found:
     from rich.text import Text
 
-    from dape.report.abilities import not_learned, tests_markdown
+    from dape.report.abilities import not_learned, tests_figure, tests_markdown
+    from dape.report.drawing import save_figure
 
     rows = plan.collect()
     found = Found(
         rows=rows,
         out=plan.out,
-        files=("results.jsonl", "table.md"),
+        files=("results.jsonl", "table.md", "tests.png", "tests.svg"),
         failures=failures,
         make_table=tests_markdown,
+        make_figure=tests_figure,
         make_summary=lambda rows: "\n".join(not_learned(rows)),
         make_terminal=lambda rows, width: [Text(tests_markdown(rows))],
     )
     if rows:
         write_text(plan.out / "table.md", found.table())
+        save_figure(found.figure(), plan.out / "tests")
     return found

@@ -3,7 +3,7 @@
 OUT/tests.yaml                  the settings all runs share
     runs/TEST-METHOD-seedN/     a run: metrics.jsonl, checkpoints, rows.jsonl (written last), log.txt
     results.jsonl               the rows of all finished runs
-    table.md
+    table.md, tests.png, tests.svg
 """
 
 import json
