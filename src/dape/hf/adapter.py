@@ -110,7 +110,7 @@ def plan(
     train_length: int | None = None,
     options: dict[str, Any],
 ) -> Adapter:
-    """What :func:`extend` would put in; all that it refuses is refused here."""
+    """The adapter that :func:`extend` would put in. Everything that cannot work is refused here."""
     host = describe(model)
     if hasattr(model, HANDLE):
         raise ValueError("the model has an adapter already; dape.hf.remove(model) takes it out")
@@ -150,12 +150,12 @@ class _Inside:
 
     adapter: Adapter
     frozen: set[str] = field(default_factory=set)
-    """Parameters by name."""
+    """Names of the parameters that were frozen."""
     before: "_Before | None" = None
-    """None while it is switched off."""
+    """None while the adapter is switched off."""
 
     def switch_on(self, model: nn.Module) -> None:
-        """Attention with the adapter; what is refused leaves the model as it was."""
+        """Let attention use the adapter. If that is refused, the model stays as it was."""
         if self.before is not None:
             return
         adapter, layers = self.adapter, attention_layers(model)
@@ -172,7 +172,7 @@ class _Inside:
         self.before = before
 
     def switch_off(self, model: nn.Module) -> None:
-        """Attention as it was, the adapter's tensors in their places."""
+        """Restore the model's own attention; the adapter's tensors stay in their places."""
         before, layers = self.before, attention_layers(model)
         if before is None:
             return
@@ -199,11 +199,11 @@ class _Before:
     dropout: list[float] = field(default_factory=list)
     rotations: list[Rotation] = field(default_factory=list)
     forwards: list[Any] = field(default_factory=list)
-    """Of attention layers that had one of their own, as accelerate gives them."""
+    """The ``forward`` of each attention layer that had one of its own, as accelerate sets it; else None."""
 
 
 def _freeze(model: nn.Module) -> set[str]:
-    """Every parameter; the names of those that were not frozen before."""
+    """Freeze every parameter. Returns the names of those that were not frozen before."""
     found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for _, parameter in found:
         parameter.requires_grad_(False)
@@ -231,7 +231,8 @@ def _hooks(model: nn.Module, rope: Rope) -> list[RemovableHandle]:
 
 
 def _check_call(body: nn.Module, args: Any, given: dict[str, Any]) -> None:
-    """Here, as not every architecture asks its layers for weights, and beside a cache none looks for packed texts."""
+    """Check a call of the model. Done here because not every architecture passes ``output_attentions`` to its layers,
+    and with a cache none looks for packed texts."""
     config: Any = body.config
     _warn_if_left_out(body)
     if given.get("output_attentions", getattr(config, "output_attentions", False)):
@@ -246,7 +247,7 @@ def _check_call(body: nn.Module, args: Any, given: dict[str, Any]) -> None:
 
 
 def _warn_if_left_out(body: nn.Module) -> None:
-    """Other libraries freeze what they do not know, without a word."""
+    """Warn once if another library has frozen the adapter; they freeze what they do not know without saying so."""
     if torch.compiler.is_compiling() or not (body.training and torch.is_grad_enabled()) or hasattr(body, WARNED):
         return
     own = {p for pe in body.modules() if isinstance(pe, PositionalEncoding) for p in pe.parameters()}
@@ -262,7 +263,7 @@ def _warn_if_left_out(body: nn.Module) -> None:
 
 
 def _switch(model: nn.Module, implementation: str) -> str:
-    """The implementation of attention that was there before."""
+    """Set the implementation of attention. Returns the one that was set before."""
     register()
     config: Any = model.config
     before = config._attn_implementation
@@ -307,8 +308,8 @@ def project_(model: nn.Module) -> None:
 
 
 def remove(model: nn.Module) -> nn.Module:
-    """The model as it was before :func:`extend`; what that froze may be trained again, unless peft is in the model,
-    which then decides what is trained."""
+    """Take the adapter out: the model is as it was before :func:`extend`. Parameters that ``extend`` froze can be
+    trained again, unless peft is in the model and decides what is trained."""
     inside, library = inside_of(model), library_model(model)
     inside.switch_off(library)
     for layer in attention_layers(model):

@@ -1,10 +1,10 @@
 """Our operator under the library's attention interface, with a mask of our own.
 
-The library builds one mask per forward pass and hands it to every layer. Ours is a table [batch, tokens so far] of
-what is text and what is padding: its width says how far the queries reach, also with a cache of fixed size whose end is
-still empty, and with one that keeps the last keys only. Without any padding it has no rows: a look for it in every
-layer would wait for a GPU each time. Of packed sequences it holds the number of each token's document. That attention
-is causal the operator knows itself; of its window a layer tells.
+The library builds one mask per forward pass and hands it to every layer. Ours is a
+table [batch, tokens so far] of what is text and what is padding. Its width says how far the queries reach, also with a
+cache of fixed size whose end is still empty, and with a cache that keeps the last keys only. It has no rows if there is
+no padding: looking for padding in every layer would wait for the GPU each time. For packed sequences it holds the
+number of each token's document. The operator knows that attention is causal; each layer passes its window.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from dape.ops.attention import attention
 from dape.positional.base import PositionalEncoding, require_encoding
 
 NAME = "dape"
-"""Of the implementation, as in ``model.set_attn_implementation``."""
+"""Name of the implementation, for ``model.set_attn_implementation``."""
 NO_WEIGHTS = "attention weights are never whole in memory here; dape.intermediates and `dape visualize` show them"
 PACKED = (
     "packed sequences (position_ids that start anew) are possible only without a cache and without an attention_mask: "
@@ -47,8 +47,8 @@ def text_mask(
     device: torch.device | None = None,
     **_: Any,
 ) -> Tensor:
-    """[batch, tokens so far]: True where there is text, or the number of the document of packed sequences; [0, tokens
-    so far] if all is text of one document."""
+    """[batch, tokens so far]: True where there is text, or each token's document in packed sequences. [0, tokens so
+    far] if everything is text of one document."""
     end = int(q_offset) + q_length
     if attention_mask is None or attention_mask.numel() == 0:
         if mask_function is not causal_mask_function:
@@ -68,8 +68,9 @@ def text_mask(
 def _documents(
     mask_function: Callable[..., Any], window: int | None, batch: int, end: int, device: torch.device | None
 ) -> Tensor | None:
-    """From 1 on, where neighbours do not see each other; None if there is one. The library tells its functions apart by
-    no name: that this one is causal but for its window and its documents is tried on samples."""
+    """Each token's document, counted from 1; None if there is only one. A document begins where neighbours do not see
+    each other. Mask functions have no names, so samples check that this one is causal within its window and its
+    documents."""
     at, rows = torch.arange(end, device=device), torch.arange(batch, device=device).unsqueeze(1)
     seen = torch.as_tensor(mask_function(rows, 0, at[1:], at[:-1]), device=device).expand(batch, end - 1)
     documents = nn.functional.pad((~seen).long().cumsum(1), (1, 0)) + 1
@@ -86,7 +87,8 @@ def _documents(
 
 
 def starts_anew(positions: Tensor, mask: Tensor | dict[str, Tensor] | None) -> bool:
-    """Whether text follows text at a smaller position; those of padding do not matter."""
+    """Whether a text token stands at a smaller position than the text token before it. Positions of padding do not
+    matter."""
     back = positions[..., 1:] < positions[..., :-1]
     if isinstance(mask, dict):  # of generate with a static cache: masks of ours, by the kind of layer
         mask = next(iter(mask.values()))
@@ -97,8 +99,8 @@ def starts_anew(positions: Tensor, mask: Tensor | dict[str, Tensor] | None) -> b
 
 
 def encoding_at(layer: nn.Module) -> PositionalEncoding:
-    """The encoding of an attention layer. With ``modules_to_save=["dape"]`` peft keeps the one it found and a copy that
-    it trains: the copy, unless adapters are disabled."""
+    """The encoding of an attention layer. With ``modules_to_save=["dape"]`` peft trains a copy and keeps the original:
+    this is the copy, unless adapters are disabled."""
     found: Any = getattr(layer, PLACE, None)
     if found is None:
         raise ValueError(f"{type(layer).__name__} has no adapter; call dape.hf.extend(model, ...)")
@@ -121,7 +123,7 @@ def dape_attention(
     softcap: float | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """[b, h, t, d] in, [b, t, h, d] out; q and k come rotated if the model rotates."""
+    """[b, h, t, d] in, [b, t, h, d] out. If the model rotates, q and k are rotated already."""
     pe = encoding_at(module)
     if attention_mask is None or attention_mask.dim() != 2:
         raise ValueError(
@@ -152,7 +154,7 @@ def dape_attention(
 
 
 def _places(table: Tensor, keys: int) -> Places | None:
-    """Of the last keys; None if all is text of one document."""
+    """Places of the last keys; None if everything is text of one document."""
     if not table.shape[0]:
         return None
     if table.dtype == torch.bool:
@@ -164,7 +166,7 @@ def _places(table: Tensor, keys: int) -> Places | None:
 
 
 def _run(end: int, key: Tensor) -> Places:
-    """Consecutive tokens, the first of which a cache has let go."""
+    """Places of consecutive tokens, the first of which the cache has dropped."""
     positions = torch.arange(end - key.shape[2], end, device=key.device)
     return Places(positions=positions.expand(len(key), -1), unbroken=True)
 

@@ -27,11 +27,12 @@ from dape.positional.base import PositionalEncoding
 from dape.positional.randomized import Randomized
 
 MEMORIES = "_dape_lags"
-"""Where the library's cache keeps our tables, per layer."""
+"""The attribute of each layer of the library's cache that holds our tables."""
 KINDS = "_dape_features"
-"""Likewise of what the features of a layer are: the width of the keys they stand behind, their number and dtype."""
+"""The attribute that says how a layer's features are stored: the width of the keys in front of them, their number and
+dtype."""
 LOADED = "_is_hf_initialized"
-"""The library's mark on tensors and modules that hold their values already."""
+"""The library's mark on tensors and modules that are initialised already."""
 UNDRAWN = (
     "{encoding} draws its positions at random, which all steps of a text must share. Fix one draw around the call:\n"
     "    with model.drawn(LENGTH): model.generate(...)          LENGTH: of prompt and new tokens together"
@@ -66,14 +67,14 @@ class LibraryStore:
 
 
 def _as_channels(features: Tensor, k: Tensor) -> Tensor:
-    """The same bits, read as numbers of the keys' kind and shared out among their heads."""
+    """The same bits, viewed in the keys' dtype and divided among their heads."""
     heads, numbers = k.shape[1], features.shape[-1]
     filled = nn.functional.pad(features, (0, -numbers % heads))
     return filled.unflatten(-1, (heads, -1)).transpose(1, 2).contiguous().view(k.dtype)
 
 
 class DapePreTrainedModel(PreTrainedModel):
-    """Files and weights, the same for all of our models in the library."""
+    """Files and weights: common to all of our models in the library."""
 
     config: DapeConfig
     config_class = DapeConfig
@@ -90,26 +91,26 @@ class DapePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the library's, after a look whether the files of a folder are those that were saved."""
+        """As the library's method, after checking that the folder's files are those that were saved."""
         folder = Path(str(pretrained_model_name_or_path), kwargs.get("subfolder") or "")
         if folder.is_dir():
             checksums.verify(folder)
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any) -> None:
-        """As the library's, which Trainer calls too; then the checksums of what was saved."""
+        """As the library's method, which Trainer calls too; then write checksums of what was saved."""
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
         if is_main_process:
             checksums.note(Path(save_directory))
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Called where ``trust_remote_code`` loaded this class. The library would then save a copy of our source."""
+        """Called when ``trust_remote_code`` loaded this class; the library would then save a copy of our source."""
 
     # Weights ---------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """At the end of ``__init__``. Weights that are there (no shells on the device "meta") are started already."""
+        """Called at the end of ``__init__``. Weights that exist (not on the device "meta") are initialised already."""
         if not any(tensor.is_meta for tensor in self.state_dict().values()):
             self._mark_started()
         self.post_init()
@@ -132,23 +133,23 @@ class DapePreTrainedModel(PreTrainedModel):
             setattr(module, LOADED, True)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Called by the library for layers it makes itself, when the vocabulary is resized."""
+        """Called by the library for layers that it makes itself when the vocabulary is resized."""
         if isinstance(module, nn.Linear | nn.Embedding) and not getattr(module, LOADED, False):
             small_init_(module, self.config.width)
 
 
 class DapeBlock(GradientCheckpointingLayer, Block):
-    """Which the library computes again in the backward pass, if it is told to."""
+    """A block that the library can recompute in the backward pass (gradient checkpointing)."""
 
 
 class DapeModel(Decoder, DapePreTrainedModel):
-    """Tokens in, hidden states out: the part that knows nothing of the next token."""
+    """The network without its head: tokens in, hidden states out."""
 
     block = DapeBlock
     _keys_to_ignore_on_load_unexpected = [r"(^|\.)head\.weight$"]  # noqa: RUF012 (of a whole language model)
 
     def __init__(self, config: DapeConfig, *, head: bool = False) -> None:
-        """``head``: with the one of ``DapeForCausalLM``, whose weights stand among those of the network in files."""
+        """``head``: with the head of ``DapeForCausalLM``; files keep its weights among those of the network."""
         super().__init__(config)
         self.build(config.for_decoder(), head=head)
         self.gradient_checkpointing = False
@@ -202,7 +203,7 @@ class DapeModel(Decoder, DapePreTrainedModel):
     def _cache(
         self, given: LibraryCache | None, wanted: bool | None, position_ids: Tensor | None
     ) -> LibraryCache | None:
-        """The one given, a new one if it is wanted, or none: in training it would only hold the graph."""
+        """The given cache, a new one if one is wanted, or None: in training a cache would only keep the graph alive."""
         if given is not None and not isinstance(given, LibraryCache):
             raise TypeError(f"past_key_values must be a Cache of transformers, got {type(given).__name__}")
         if self.gradient_checkpointing and self.training:

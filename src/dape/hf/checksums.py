@@ -20,7 +20,7 @@ from dape.reading import FileName, Sha256, check_files, read_json, read_record, 
 NOTES, CONFIGURATION = "dape-checksums.json", ("config.json", MODULE)
 FORMAT = 1
 PATTERNS = ("model*.safetensors", "model*.safetensors.index.json")
-"""Of weights that the library's models save; peft's and our adapters have other names."""
+"""Names of files that the library's models save weights in; adapters (peft's and ours) have other names."""
 ADVICE = f"Copy or export the folder again; if it was changed on purpose, delete its {NOTES}."
 
 
@@ -31,15 +31,15 @@ class _File(TypedDict):
 
 
 def note(folder: Path, more: Iterable[str] = (), *, tokenizer: str | None = None) -> None:
-    """Write the checksums of weights, configuration and ``more`` files, as they are now. Files that were noted before
-    and are no part of the model keep their notes, the tokenizer does not: it may be saved again with the model."""
+    """Write the checksums of weights, configuration and ``more`` files as they are now. Files noted before that are no
+    part of the model keep their notes, except the tokenizer, which may be saved again with the model."""
     kept = {name: noted for name, noted in _before(folder).items() if not _is_of_model(name)}
     now = {name: sha256(folder / name) for name in (*_files_of_model(folder), *more)}
     _write(folder, {**kept, **now}, tokenizer)
 
 
 def note_config(folder: Path) -> None:
-    """After the configuration alone was saved again; weights keep the notes they have."""
+    """Note the configuration after it alone was saved again; weights keep their notes."""
     before = _before(folder)
     if before:
         now = {name: sha256(folder / name) for name in CONFIGURATION}
@@ -53,7 +53,7 @@ def _write(folder: Path, checksums: dict[str, str], tokenizer: str | None) -> No
 
 
 def _before(folder: Path) -> dict[str, str]:
-    """What was noted; nothing where that is damaged, which is no reason not to save."""
+    """What was noted before; nothing if the notes are damaged, which must not prevent saving."""
     try:
         return {name: noted for name, noted in _noted(folder).items() if (folder / name).is_file()}
     except ValueError:
@@ -62,7 +62,7 @@ def _before(folder: Path) -> dict[str, str]:
 
 
 def verify(folder: Path) -> None:
-    """Compare what is in the folder with what was noted, if anything was."""
+    """Compare the folder's files with their notes, if there are any."""
     noted = _noted(folder)
     if not noted:
         return
@@ -72,7 +72,7 @@ def verify(folder: Path) -> None:
 
 
 def verify_tokenizer(folder: Path, fingerprint: str) -> None:
-    """Of the tokenizer that was read there."""
+    """Compare the tokenizer that was read from the folder with its note."""
     expected = _read(folder).get("tokenizer")
     if expected not in (None, fingerprint):
         raise ValueError(

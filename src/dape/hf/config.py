@@ -25,7 +25,7 @@ _OF_THE_LIBRARY = {
     "torch_dtype",
     *GenerationConfig._get_default_generation_params(),
 }
-"""What the library itself writes into a configuration or takes out of it, beside the fields of its base class."""
+"""Keys that the library itself writes into a configuration or takes out, beside the fields of its base class."""
 
 
 @strict
@@ -69,7 +69,7 @@ class DapeConfig(PreTrainedConfig):
         self.auto_map = dict(AUTO_MAP)
 
     def _refuse_unknown(self, given: dict[str, Any]) -> None:
-        """The library would keep a misspelt field as an attribute that nobody reads."""
+        """Refuse unknown fields: the library would keep a misspelt one as an attribute that nobody reads."""
         known = {f.name for f in fields(self)} | set(self.attribute_map)
         for name in given:
             if name in known or name in _OF_THE_LIBRARY or name.startswith("_"):
@@ -80,7 +80,7 @@ class DapeConfig(PreTrainedConfig):
             raise ValueError(f"DapeConfig has no field {name!r}.{hint} Its own fields are {own}")
 
     def validate_architecture(self) -> None:
-        """Called by the library once all types are right."""
+        """Called by the library once all types have been checked."""
         for name in ("layers", "width", "heads", "vocabulary", "train_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -91,14 +91,15 @@ class DapeConfig(PreTrainedConfig):
         find(self.encoding)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """As the library's, with the module that ``auto_map`` names; in a folder with checksums these stay right."""
+        """As the library's method, with the module that ``auto_map`` names. Checksums in the folder are brought up to
+        date."""
         super().save_pretrained(save_directory, *args, **kwargs)
         write_module(Path(save_directory))
         checksums.note_config(Path(save_directory))
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Called where ``trust_remote_code`` loaded this class. The library would then save a copy of our source."""
+        """Called when ``trust_remote_code`` loaded this class; the library would then save a copy of our source."""
 
     def for_decoder(self) -> DecoderConfig:
         """The same model for :class:`dape.DecoderLM`."""

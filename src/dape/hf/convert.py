@@ -39,13 +39,13 @@ from dape.training.tensors import writing
 ORIGIN = "dape.json"
 FORMAT = 1
 TOLERANCE = 1e-5
-"""Largest difference of logits that is rounding."""
+"""The largest difference of logits that counts as rounding."""
 LONGEST = 256
-"""Tokens of the text that logits are compared on, at most."""
+"""The most tokens of text that logits are compared on."""
 
 
 def export(checkpoint: Path, run: Path, out: Path) -> float:
-    """Write ``out``, a folder that is not there yet or empty, and return the largest difference of logits."""
+    """Write the folder ``out``, which must not exist or be empty. Returns the largest difference of logits."""
     description = checkpoints.describe(checkpoint)
     tokenizer = load_tokenizer(checkpoint)
     decoder = checkpoints.load_model(checkpoint, description, torch.device("cpu")).eval()
@@ -64,7 +64,7 @@ def export(checkpoint: Path, run: Path, out: Path) -> float:
 
 
 def wrapped(decoder: DecoderLM, tokenizer: Tokenizer) -> DapeForCausalLM:
-    """A model of the library with the decoder's weights, that ends a text where the tokenizer's documents end."""
+    """A model of the library with the decoder's weights. Its generation stops at the tokenizer's end of document."""
     end = tokenizer.eod
     model = DapeForCausalLM(DapeConfig.of(decoder.config, eos_token_id=end, pad_token_id=end))
     model.model.load_state_dict(decoder.state_dict())
@@ -80,7 +80,8 @@ def _origin(description: Description) -> str:
 
 
 def import_(folder: Path, out: Path, tokenizer: Tokenizer) -> tuple[Path, float]:
-    """Write a run of one checkpoint into ``out``; its path, and the largest difference of logits."""
+    """Write a run of one checkpoint into ``out``. Returns the checkpoint's path and the largest difference of
+    logits."""
     with quiet():
         model, report = _load(folder)
     _refuse_gaps(folder, report)
@@ -100,7 +101,7 @@ def import_(folder: Path, out: Path, tokenizer: Tokenizer) -> tuple[Path, float]
 
 
 class Origin(TypedDict):
-    """dape.json: what an exported folder tells of the run it comes from."""
+    """dape.json: the run that an exported folder comes from."""
 
     format: int
     dape: NotRequired[str]
@@ -110,7 +111,7 @@ class Origin(TypedDict):
 
 
 def read_origin(folder: Path) -> "Origin | dict[str, Any]":
-    """Nothing where there is no such file, as with a model that was trained elsewhere."""
+    """The content of dape.json; empty if there is no such file, as with a model that was trained elsewhere."""
     path = folder / ORIGIN
     if not path.is_file():
         return {}
@@ -121,7 +122,7 @@ def read_origin(folder: Path) -> "Origin | dict[str, Any]":
 
 
 def _description(folder: Path, config: DapeConfig, tokenizer: Tokenizer) -> Description:
-    """What the folder tells of its origin; little if it was trained elsewhere."""
+    """The run that the folder comes from, as far as it says."""
     given = read_origin(folder)
     data = {"name": f"unknown, imported from {folder.resolve().name}", "hash": "unknown", **given.get("data", {})}
     return Description(
@@ -144,7 +145,7 @@ def _load(folder: Path) -> tuple[DapeForCausalLM, dict[str, Any]]:
 
 
 def _refuse_gaps(folder: Path, report: dict[str, Any]) -> None:
-    """The library would fill them with random numbers and a note."""
+    """Refuse missing and unexpected weights; the library would fill gaps with random numbers and a note."""
     gaps = {what: sorted(str(key) for key in report[f"{what}_keys"]) for what in ("missing", "unexpected")}
     found = [f"{len(keys)} tensors {what} ({', '.join(keys[:3])})" for what, keys in gaps.items() if keys]
     if found:
@@ -169,7 +170,7 @@ def _compare(decoder: DecoderLM, model: DapeForCausalLM) -> float:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the library's progress bars and reports: what matters of them is checked here."""
+    """Without the library's progress bars and reports. What matters in them is checked here."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -20,13 +20,13 @@ class Family:
     attention: str = "self_attn"
     """What a layer calls its attention."""
     positions: Literal["rope", "learned", "alibi"] = "rope"
-    """As `dape list` calls what the model came with."""
+    """The model's own encoding, by its name in `dape list`."""
     length: str = "max_position_embeddings"
-    """The field of the configuration with the longest text; without one it must be given."""
+    """The configuration's field for the longest text. If empty, the length must be given."""
     dropout: str = "attention_dropout"
-    """Of attention weights: a number or an ``nn.Dropout`` of the attention layer."""
+    """The attention layer's attribute for the dropout of attention weights: a number or an ``nn.Dropout``."""
     forward: Callable[..., tuple[Tensor, None]] | None = None
-    """Of the attention layer, where that does not ask the library's interface."""
+    """Replaces the attention layer's ``forward``, where that does not call the library's interface."""
 
 
 def bloom_forward(
@@ -38,7 +38,7 @@ def bloom_forward(
     layer_past: Any = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """``alibi`` is left to the adapter, whose base it is."""
+    """``alibi`` is not added here: it is the base of the adapter."""
     q, k, v = module._reshape(module.query_key_value(hidden_states))
     if layer_past is not None:
         k, v = layer_past.update(k, v, module.layer_idx)
@@ -55,7 +55,7 @@ def mpt_forward(
     attention_mask: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """``position_bias`` is ALiBi, left to the adapter, whose base it is."""
+    """``position_bias`` is ALiBi and not added here: it is the base of the adapter."""
     mixed = module.Wqkv(hidden_states)
     if module.clip_qkv:
         mixed = mixed.clamp(min=-module.clip_qkv, max=module.clip_qkv)
@@ -108,11 +108,11 @@ FAMILIES = {
     "smollm3": _LIKE_LLAMA,
     "starcoder2": _LIKE_LLAMA,
 }  # fmt: skip
-"""By ``model_type`` of the configuration."""
+"""Families by the ``model_type`` of the configuration."""
 
 
 def check_family(config: Any) -> None:
-    """Members of a family that differ from it."""
+    """Refuse members of a family whose attention differs from it."""
     kind = config.model_type
     if kind == "falcon" and config.alibi:
         raise ValueError(

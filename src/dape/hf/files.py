@@ -43,10 +43,10 @@ FACTS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OLD_FACTS, OLD_WEIGHTS = "adapter.json", "adapter.safetensors"
 FORMAT, OLD_FORMAT = 2, 1
 INSIDE_PEFT = "base_model.model."
-"""What peft's wrapper puts in front of a model's names."""
+"""Prefix that peft's wrapper adds to a model's names."""
 ADVICE = "Copy it again from where the adapter was saved."
 SAME = ("model_type", "layers", "heads", "kv_heads", "head_dim", "width", "rope_parameters")
-"""Facts about a model without which its adapter cannot work."""
+"""Fields of a host that must agree for its adapter to work."""
 
 _CARD = """\
 ---
@@ -127,11 +127,12 @@ class _Old(TypedDict):
     host_weights: NotRequired[str | None]
     about: NotRequired[dict[str, Any]]
     sha256: NotRequired[dict[FileName, Sha256]]
-    """Older ones have none."""
+    """Absent in older files."""
 
 
 class _File(TypedDict):
-    """adapter_config.json: what peft asks for, then ours. Written by peft it may have less, and fields of peft."""
+    """adapter_config.json: peft's fields, then ours. If peft wrote it, some of ours may be absent and peft's own are
+    there."""
 
     peft_type: Literal["DAPE"]
     task_type: NotRequired[str | None]
@@ -152,7 +153,7 @@ class _File(TypedDict):
 
 
 def read_facts(folder: Path) -> "_File | _Old":
-    """What the folder says of its adapter, checked; and that the tensors beside it are those of then."""
+    """The adapter described by the folder, after checking the description and its tensors' checksums."""
     if (folder / FACTS).is_file():
         facts = _read_new(folder / FACTS)
     elif (folder / OLD_FACTS).is_file():
@@ -222,7 +223,7 @@ def load_adapter(model: nn.Module, folder: str | Path, *, freeze: bool = True) -
 
 
 def _adapter(facts: "_File | _Old", here: Host) -> Adapter:
-    """What peft saved may leave out what follows from the model."""
+    """The adapter that a file describes. If peft wrote the file, it may leave out what follows from the model."""
     given = {f.name: facts[f.name] for f in fields(Adapter) if facts.get(f.name) is not None}
     return Adapter(**{"host": here, "train_length": here.train_length, **given})
 
@@ -235,7 +236,7 @@ def check_host(model: nn.Module, saved: Host, what: Path | str) -> None:
 
 
 def _other_weights(model: nn.Module, saved: Host, weights: str | None) -> str:
-    """What is different of a model that an adapter does fit into; nothing where it is not known."""
+    """Differences of a model that the adapter still fits; none where the file does not say."""
     here, found = describe(model), fingerprint(model)
     words = [_difference("vocabulary", saved, here)] if _differs("vocabulary", saved, here) else []
     if weights is not None and found is not None and weights != found:
@@ -244,7 +245,7 @@ def _other_weights(model: nn.Module, saved: Host, weights: str | None) -> str:
 
 
 def _differs(name: str, saved: Host, here: Host) -> bool:
-    """Older adapters do not know everything."""
+    """Whether a field is known (older files have fewer) and differs."""
     return getattr(saved, name) is not None and getattr(saved, name) != getattr(here, name)
 
 
@@ -259,7 +260,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _by_layer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Named by the number of the layer, as in old files: a model without its head has other names in front."""
+    """Tensors by the number of their layer, as in old files: a model without its head has other prefixes."""
     found = {}
     for name, tensor in tensors.items():
         path, _, own = name.partition(f".{PLACE}.")
@@ -269,7 +270,7 @@ def _by_layer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_tensors(tensors: dict[str, Tensor], saved: Adapter, path: Path) -> None:
-    """Names and shapes against what the file beside them promises."""
+    """Compare names and shapes with what the description says."""
     check_method(saved.method)
     with torch.device("meta"):
         own = new_encoding(saved).state_dict()

@@ -11,7 +11,8 @@ from dape.hf.convert import quiet
 
 
 def open_model(folder: Path) -> Any:
-    """The library would fill gaps with random numbers and a note; what flash-attention was asked for, SDPA computes."""
+    """The model of a folder. Missing weights are refused: the library would fill them with random numbers and a note.
+    SDPA replaces flash-attention if the configuration asks for that."""
     try:
         checksums.verify(folder)
     except ValueError as error:

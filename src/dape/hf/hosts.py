@@ -24,13 +24,13 @@ class Host:
     head_dim: int
     width: int
     train_length: int | None
-    """As its configuration has it; what it was really trained at may be less; None where it says nothing (Bloom)."""
+    """As its configuration says; the length of its training may be less. None if it does not say (Bloom)."""
     rotates: bool
     kv_heads: int | None = None
-    """This and what follows: None where an older version of dape saved the adapter."""
+    """None if an older version of dape saved the adapter; so are the fields below."""
     vocabulary: int | None = None
     rope_parameters: dict[str, Any] | None = None
-    """The model's own rotation, as its configuration has it; None without."""
+    """The model's own rotation as its configuration describes it; None if it has none."""
 
 
 def check_type(kind: str) -> None:
@@ -68,14 +68,14 @@ def describe(model: nn.Module) -> Host:
 
 
 def own_encoding(model: nn.Module) -> str:
-    """What the model came with, as `dape list` calls it."""
+    """The model's own encoding, by its name in `dape list`."""
     config: Any = model.config
     check_type(config.model_type)
     return FAMILIES[config.model_type].positions
 
 
 def own_length(config: Any) -> int | None:
-    """The longest text of a configuration, if it says."""
+    """The longest text of a configuration; None if it does not say."""
     family = FAMILIES.get(config.model_type)
     return getattr(config, family.length if family else "max_position_embeddings", None)
 
@@ -90,7 +90,7 @@ def check_attention(model: nn.Module) -> None:
 
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:
-    """In the order of the layers."""
+    """All attention layers, in order."""
     host = describe(model)
     found = layers_in(library_model(model), FAMILIES[host.model_type])
     if len(found) != host.layers:
@@ -101,8 +101,8 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def device_of(layer: nn.Module) -> torch.device:
-    """Where a layer computes. Of weights that accelerate has put aside (CPU, disk) only a shell without numbers is in
-    the layer, and the hook that fetches them knows."""
+    """The device on which a layer computes. If accelerate keeps its weights elsewhere (CPU, disk), the layer holds
+    empty tensors and accelerate's hook knows the device."""
     for module in layer.modules():
         hook = getattr(module, "_hf_hook", None)
         for each in getattr(hook, "hooks", [hook]):
@@ -112,7 +112,7 @@ def device_of(layer: nn.Module) -> torch.device:
 
 
 def own_config(model: nn.Module) -> None:
-    """A copy of its configuration, wherever its parts hold it: other models may have been made from the same object."""
+    """Give the model a copy of its configuration, in all its parts: other models may share the object."""
     shared = model.config
     copied = copy.deepcopy(shared)
     for module in model.modules():
@@ -121,14 +121,14 @@ def own_config(model: nn.Module) -> None:
 
 
 def rotary_modules(model: nn.Module) -> Iterator[nn.Module]:
-    """They give (cos, sin) to all layers."""
+    """The modules that give (cos, sin) to all layers."""
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "rotary_emb":
             yield module
 
 
 def drop_rotation(model: nn.Module) -> list[RemovableHandle]:
-    """Queries and keys stay as they are, until the handles are removed."""
+    """Leave queries and keys unrotated until the handles are removed."""
     return [module.register_forward_hook(_no_rotation) for module in rotary_modules(model)]
 
 
@@ -144,7 +144,7 @@ Rotation = tuple[nn.Module, Tensor, float]
 def scale_rotation(
     model: nn.Module, kind: Literal["linear", "yarn"], factor: float, train_length: int
 ) -> list[Rotation]:
-    """As the library does it for a model that was loaded so; returns what was there."""
+    """Scale the rotation as the library does for a model loaded with it. Returns what was there before."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     check_unscaled(model)
@@ -187,7 +187,7 @@ def restore_rotation(before: list[Rotation]) -> None:
 
 
 def set_dropout(layer: nn.Module, name: str, share: float) -> float:
-    """Of attention weights; the share it was."""
+    """Set the dropout of attention weights. Returns the share it was."""
     dropout: Any = getattr(layer, name, 0.0)
     where, name = (dropout, "p") if isinstance(dropout, nn.Dropout) else (layer, name)
     before = float(getattr(where, name, 0.0))

@@ -60,7 +60,7 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """As :class:`DapeModel`, with logits. ``labels`` are shifted by the library's loss."""
+        """As :class:`DapeModel`, with logits. The library's loss shifts ``labels``."""
         last, kept = _rows(logits_to_keep)
         found = self.model(
             input_ids,
@@ -102,7 +102,7 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
         is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """``inputs_embeds`` stands here because the library looks for the name."""
+        """``inputs_embeds`` is named because the library looks for it in the signature."""
         if self.model.undrawn:
             raise ValueError(UNDRAWN.format(encoding=self.config.encoding))
         if is_first_iteration and attention_mask is not None and bool((attention_mask[..., -1] == 0).any()):
@@ -119,12 +119,12 @@ class DapeForCausalLM(DapePreTrainedModel, GenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(*, attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
-        """The mask as it is: the library would make one of [queries, keys] for a static cache."""
+        """Keep the mask as it is: for a static cache the library would make one of [queries, keys]."""
         return attention_mask
 
 
 def _rows(logits_to_keep: int | Tensor) -> tuple[int | None, slice | Tensor]:
-    """How many of the last hidden states are needed (None: all), and which of those that are computed."""
+    """How many of the last hidden states are needed (None: all), and which of the computed ones are kept."""
     if isinstance(logits_to_keep, int):
         return logits_to_keep or None, slice(-logits_to_keep, None)
     return None, logits_to_keep

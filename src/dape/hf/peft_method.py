@@ -27,7 +27,7 @@ NO_MERGING = (
 )
 ONE_ONLY = "a model holds one adapter of dape; load the other one into another copy of the model"
 OF_FILES = ("format", "sha256", CHECKSUM)
-"""True of the files they were written with, and of no others."""
+"""Fields that hold only for the files they were written with."""
 
 
 @dataclass
@@ -57,8 +57,8 @@ class DapeAdapterConfig(PeftConfig):
 
 
 class _Told(nn.Module, BaseTunerLayer):
-    """Where peft looks for names of adapters and whether they are switched on. None of our layers is one of peft's:
-    they hold encodings, which are read and not called."""
+    """Tells peft the adapter's name and whether it is on. Our encodings cannot be layers of peft: attention reads them,
+    nobody calls them."""
 
     adapter_layer_names = ("adapters",)
 
@@ -69,7 +69,7 @@ class _Told(nn.Module, BaseTunerLayer):
 
 
 class DapeTuner(BaseTuner):
-    """What peft asks of a method, answered by :mod:`dape.hf.adapter`."""
+    """The interface that peft asks of a method, implemented by :mod:`dape.hf.adapter`."""
 
     prefix = "dape_"
     tuner_layer_cls = _Told
@@ -135,10 +135,10 @@ class DapeTuner(BaseTuner):
         raise ValueError(NO_MERGING)
 
     def _mark_only_adapters_as_trainable(self, model: nn.Module) -> None:
-        """``extend`` has done so."""
+        """Nothing to do: ``extend`` has done so."""
 
     def _create_and_replace(self, *args: Any, **kwargs: Any) -> None:
-        """peft asks for each layer to be replaced; ours get an encoding all at once, in ``inject_adapter``."""
+        """Nothing to do: peft replaces layer by layer; ours all get their encodings in ``inject_adapter``."""
 
     # Files: the names of tensors are those in the model, without the name of an adapter -------------------------------
 

@@ -51,7 +51,7 @@ def _padding(mask: Tensor | None, tokens: Tensor, past: int) -> Tensor | None:
 
 
 def _agree(given: Tensor, places: Places | None, padding: Tensor | None, past: int) -> bool:
-    """Whether position ids say of text what the mask says; those of padding do not matter."""
+    """Whether position ids agree with the mask on all text tokens. Those of padding do not matter."""
     new = given.shape[1]
     if places is None or padding is None:
         return bool((given == torch.arange(past, past + new, device=given.device)).all())

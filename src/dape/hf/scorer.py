@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Scorer:
-    """Reads tokens and gives hidden states; the head is apart, so that only scored tokens are projected."""
+    """Tokens in, hidden states out. The head is separate, so that only scored tokens are projected."""
 
     def __init__(self, model: nn.Module) -> None:
         library: Any = model

@@ -36,7 +36,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def open_exported(folder: Path) -> Tokenizer:
-    """The tokenizer of a model's folder, whether we or the library wrote it. Another than was saved is refused."""
+    """The tokenizer of a model's folder, whether we or the library wrote it. It must be the one that was saved."""
     tokenizer = _open(folder)
     checksums.verify_tokenizer(folder, tokenizer.fingerprint)
     return tokenizer
@@ -59,14 +59,14 @@ def _open(folder: Path) -> Tokenizer:
 
 
 def _end(folder: Path) -> str | None:
-    """The token the library ends a text with."""
+    """The token that ends a text in the library."""
     token = read_json(folder / SETTINGS).get("eos_token") if (folder / SETTINGS).is_file() else None
     token = token.get("content") if isinstance(token, dict) else token
     return None if token is None else as_record(str, token, f"{folder / SETTINGS}: eos_token")
 
 
 def byte_level_json() -> str:
-    """Bytes as a tokenizer of the library ``tokenizers``: a BPE that joins nothing, ids == bytes, 256 the end."""
+    """Bytes as a tokenizer of the library ``tokenizers``: a BPE without merges, ids == bytes, 256 the end."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -78,7 +78,7 @@ def byte_level_json() -> str:
 
 
 def _byte_vocabulary() -> dict[str, int]:
-    """Byte-level tokenizers write a byte as a character that can be seen: itself, or one from 256 on."""
+    """Byte-level tokenizers write a byte as a printable character: itself, or one from 256 on."""
     seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     unseen = [byte for byte in range(256) if byte not in seen]
     return {chr(byte): byte for byte in seen} | {chr(256 + index): byte for index, byte in enumerate(unseen)}

@@ -65,12 +65,12 @@ class HostTextTask(TextTask):
         return None
 
     def validate(self, model: nn.Module) -> float | None:
-        """What an adapter is worth is measured at several lengths, before and after."""
+        """Nothing is validated in training: adapters are measured at several lengths before and after."""
         return None
 
 
 class Tuner(Trainer):
-    """Training of what has ``requires_grad``, in a folder. AdamW decays all of it alike."""
+    """Train the parameters that have ``requires_grad``, in a folder. AdamW decays all of them alike."""
 
     def __init__(self, model: nn.Module, task: Task, tuning: Tuning, folder: Path) -> None:
         tuning.check()
@@ -88,7 +88,7 @@ class Tuner(Trainer):
 
 
 def _go_on_from_old(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, tuning: Tuning) -> int:
-    """Weights and averages as version 0.1 saved them, in two files. Returns the step they are of."""
+    """Weights and averages in two files, as version 0.1 saved them. Returns their step."""
     saved = read_json(folder / OLD_STATE, _ADVICE)
     changed = [
         f"{name} was {short(saved.get(name))}, now {value}"

@@ -11,14 +11,12 @@ from dape.files import sha256, sha256_of
 from dape.hf.attention import PLACE
 
 SAMPLES = 64
-"""Of each tensor: a model of many gigabytes is not read for an adapter of kilobytes."""
+"""Numbers read from each tensor, so that a model of many gigabytes is not read whole for an adapter of kilobytes."""
 
 
 def fingerprint(model: nn.Module) -> str | None:
-    """Of names, shapes and a few numbers of every tensor, spread evenly; None where they are not in memory.
-
-    In bfloat16, so that a model is the same in half precision. Head and adapter are left out.
-    """
+    """A hash of names, shapes and some evenly spread numbers of every tensor; None if weights are not in memory.
+    Numbers are rounded to bfloat16, so that a model in half precision has the same. Head and adapter are left out."""
     library: Any = model
     digest = hashlib.sha256()
     body = library.base_model
@@ -36,7 +34,7 @@ def fingerprint(model: nn.Module) -> str | None:
 
 
 def _of_peft(body: nn.Module) -> tuple[str, ...]:
-    """What peft has put beside the model's own layers, by the beginnings of names."""
+    """Prefixes of the names of modules that peft has put beside the model's own layers."""
     return tuple(
         f"{name}.{child}."
         for name, module in body.named_modules()
@@ -47,7 +45,7 @@ def _of_peft(body: nn.Module) -> tuple[str, ...]:
 
 
 def folder_hashes(folder: Path) -> dict[str, str]:
-    """Of everything in a model's folder that decides what it computes, byte by byte: seconds per gigabyte."""
+    """SHA-256 of a folder's weights and of its configuration; takes seconds per gigabyte."""
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     lines = "\n".join(f"{path.name} {sha256(path)}" for path in weights)
     return {

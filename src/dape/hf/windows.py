@@ -1,7 +1,7 @@
 """Attention layers that see the last tokens only (sliding windows), or bound their scores (soft caps).
 
-Both are more than an encoding says, so that they are put around it for one call. The operator then computes whole rows;
-a window is computed by blocks of queries, each beside the keys that one of them sees.
+No encoding knows of them, so one is wrapped in :class:`Bounded` for a call. The operator then computes whole rows. A
+window is computed by blocks of queries, each with the keys that its queries see.
 """
 
 import torch
@@ -14,7 +14,7 @@ from dape.positional.base import PositionalEncoding
 from dape.positional.grid import Grid
 
 BLOCK = 256
-"""Queries of a block, at least; more where the window is longer."""
+"""The fewest queries of a block; it has as many as the window if that is longer."""
 
 
 class Bounded(PositionalEncoding):
@@ -51,7 +51,7 @@ def bounded_attention(
     cap: float | None,
     window: int | None,
 ) -> Float[Tensor, "b h q e"]:
-    """``places`` of the keys, the last of which are the queries."""
+    """``places`` are those of the keys; the last keys belong to the queries."""
     queries, keys = q.shape[2], k.shape[2]
     if window is None or keys <= window:
         return _block(q, k, v, pe if cap is None else Bounded(pe, cap=cap), places, 0, keys)
