@@ -282,11 +282,11 @@ class Doubled(Dape):
         return 2 * super().logits(scores, q, k, grid)
 
 
-def test_what_cannot_be_taken_apart_is_refused():
+def test_logits_of_other_terms_are_refused():
     model = make("dape-kerple")
     pe = model.encodings[1]
     model.encodings[1] = Doubled(pe.dims, pe.base)
-    with pytest.raises(ValueError, match=r"dape-kerple: its logits are not A \+ B \+ f.*Those of additive biases"):
+    with pytest.raises(ValueError, match=r"dape-kerple: its logits are not A \+ B \+ f.*Possible are additive biases"):
         last_rows(model, windows(1), **ALL)
     assert not any(block.attention._forward_pre_hooks for block in model.blocks)
     last_rows(model, windows(1), layers=[1, 3], heads=[1])
