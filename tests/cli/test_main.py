@@ -194,6 +194,8 @@ def test_without_a_command_help_is_shown_and_the_exit_code_is_2(capsys, words):
         ("compare extra", "'extra' is one argument too many: `dape compare` takes flags only"),
         ("bench attention --lengths 8 x", "--lengths x: not a whole number"),
         ("compare --seeds=1.5", "--seeds 1.5: not a whole number"),
+        ("bench attention --batch None", "--batch None: not a whole number"),
+        ("extend model --data x --lengths None", "--lengths None: not a whole number"),
         ("che --budget abc", "--budget abc: not a number"),
         ("compare --mode packd", "--mode packd: not one of packed, same_document. Did you mean 'packed'?"),
         ("train --share_encoding maybe", "--share-encoding maybe: not True or False"),

@@ -29,6 +29,8 @@ class Flag:
     """Type of its value or values, without None."""
     positional: bool = False
     required: bool = False
+    optional: bool = False
+    """Whether its value may be None."""
 
     @property
     def typed(self) -> str:
@@ -59,7 +61,9 @@ def flags_of(config: type, group: str = "") -> Iterator[Flag]:
             values = attribute(marks, "metavar") or _values(kind, name)
             shown = values if positional else _shown(name, kind, values, default)
             text = _with_default(texts.get(each.name, ""), default)
-            yield Flag(each.name, shown, text, group, kind, positional, required=default is MISSING)
+            hint = hints[each.name]
+            required, optional = default is MISSING, type(None) in get_args(hint.__origin__ if marks else hint)
+            yield Flag(each.name, shown, text, group, kind, positional, required, optional)
 
 
 def _without_marks(hint: Any) -> tuple[Any, tuple[Any, ...]]:

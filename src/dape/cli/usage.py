@@ -42,7 +42,8 @@ def _mistakes(name: str, argv: Sequence[str], configs: Mapping[str, type]) -> It
             empty_is_valid = flag.is_switch or get_origin(flag.kind) is dict
             if not (values or empty_is_valid):
                 yield f"{word} needs a value. {flag.text}"
-            yield from (f"{word} {value}: {why}" for value in values[:count] if (why := _refused(flag.kind, value)))
+            read = [value for value in values[:count] if not (flag.optional and value == "None")]
+            yield from (f"{word} {value}: {why}" for value in read if (why := _refused(flag.kind, value)))
     for flag in flags:
         if flag.required and not flag.positional and flag.typed not in given:
             yield f"{flag.shown} is missing. {flag.text}"
@@ -101,7 +102,7 @@ def _refused(kind: Any, value: str) -> str | None:
     if get_origin(kind) is dict:
         return None if value.partition("=")[1] and not value.startswith("=") else "not NAME=VALUE"
     if kind is bool:
-        return None if value in ("True", "False", "None") else "not True or False"
+        return None if value in ("True", "False") else "not True or False"
     if kind is int and not _reads(int, value):
         return "not a whole number"
     return "not a number" if kind is float and not _reads(float, value) else None
@@ -115,5 +116,5 @@ def _reads(kind: Callable[[str], Any], value: str) -> bool:
     try:
         kind(value)
     except ValueError:
-        return value == "None"  # tyro reads this as no value
+        return False
     return True
