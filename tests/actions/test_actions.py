@@ -1,8 +1,10 @@
 """The commands as functions: the same folders, the same numbers, the same resumption."""
 
+import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 import dape
 from dape.cli import main
@@ -97,6 +99,27 @@ def test_reproduce_has_claims(text, here, monkeypatch):
     assert (
         len(here) == 3 and {each.ours.verdict for each in found.claims} and found.table().startswith("# bias-ablation")
     )
+
+
+def test_a_notebook_shows_figures(monkeypatch):
+    """IPython by itself shows pictures of pyplot's figures only, and ours are made without pyplot."""
+    from types import SimpleNamespace
+
+    from dape.actions.found import shown_in_notebooks
+
+    class Pictures(dict):
+        for_type = dict.__setitem__
+
+    pictures = Pictures()
+    shell = SimpleNamespace(display_formatter=SimpleNamespace(formatters={"image/png": pictures}))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell, version_info=(9, 0)))
+    figure = shown_in_notebooks(Figure(figsize=(2, 1)))
+    assert pictures[Figure](figure).startswith(b"\x89PNG")
+    pictures[Figure] = "the user's own"
+    shown_in_notebooks(figure)
+    assert pictures[Figure] == "the user's own"
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    assert shown_in_notebooks(figure) is figure
 
 
 @pytest.mark.parametrize(("widgets", "drawn"), [(True, True), (False, False)])

@@ -68,6 +68,7 @@ def draw(
         width=heads * head_dim, heads=heads, train_length=train_length, encoding_options=dict(options or {})
     )
     found = [_effect(each, model, length, draws, seed) for each in encodings]
+    from dape.actions.found import shown_in_notebooks
     from dape.report.drawing import save_figure
     from dape.report.encodings import encodings_figure
 
@@ -75,7 +76,7 @@ def draw(
     figure = encodings_figure(found, train_length=train_length, caption=CAPTION.format(**sizes))
     if path is not None:
         save_figure(figure, path)
-    return figure
+    return shown_in_notebooks(figure)
 
 
 def check_draw(encodings: "Sequence[str | PositionalEncoding]", **counts: int | None) -> None:

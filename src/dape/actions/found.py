@@ -1,7 +1,9 @@
 """The result of an action: rows, as table, figure, data frame or sentences."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +38,8 @@ class Found:
         return self.make_table(self.rows)
 
     def figure(self) -> "Figure":
-        """A figure of matplotlib. ``.savefig(path)`` writes it."""
-        return self.make_figure(self.rows)
+        """A figure of matplotlib. ``.savefig(path)`` writes it; a notebook shows it."""
+        return shown_in_notebooks(self.make_figure(self.rows))
 
     def summary(self) -> str:
         """The results in sentences; may be empty."""
@@ -58,6 +60,22 @@ class Found:
 
     def _repr_markdown_(self) -> str:
         return self.table() if self.rows else "no rows"
+
+
+def shown_in_notebooks(figure: "Figure") -> "Figure":
+    """``figure``, after telling IPython (if it runs) how to show one: by itself it knows figures of pyplot only."""
+    ipython: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if ipython is not None:
+        pictures = ipython.display_formatter.formatters["image/png"]
+        if type(figure) not in pictures:
+            pictures.for_type(type(figure), _as_png)
+    return figure
+
+
+def _as_png(figure: "Figure") -> bytes:
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=100, bbox_inches="tight")
+    return content.getvalue()
 
 
 def by_length(rows: Sequence[Row]) -> str:

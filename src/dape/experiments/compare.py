@@ -88,7 +88,8 @@ class Comparison(MethodsAndSeeds):
         model, train, evaluation = self.model, self.train, self.evaluation
         return [
             f"train: {train.steps} steps of {train.batch} x {model.train_length} tokens of {self.data_name} "
-            f"({self.data_hash[:12]}), {model.layers} layers, width {model.width}, {model.heads} heads",
+            f"({self.data_hash[:12]}), {count(model.layers, 'layer')}, width {model.width}, "
+            f"{count(model.heads, 'head')}",
             f"test: the last {evaluation.last_k} of {', '.join(map(str, evaluation.lengths))} tokens, "
             f"{count(evaluation.windows, 'window')}, {evaluation.mode}, reach {evaluation.reach}",
         ]
