@@ -233,7 +233,7 @@ def test_threads_that_were_edited_are_mentioned(capsys, tmp_path):
     path.write_text(path.read_text().replace("threads: 1", "threads: 2"))
     capsys.readouterr()
     resume("--out", "a")
-    assert "begun with 1 threads, now 2: the last bits may differ" in capsys.readouterr().out
+    assert "started with 1 threads, now 2: the last bits may differ" in capsys.readouterr().out
 
 
 def test_text_that_has_changed(capsys, tmp_path):
@@ -262,7 +262,7 @@ def test_another_number_of_threads_is_mentioned(capsys):
     train("--out", "a")
     capsys.readouterr()
     resume("--out", "a", "--threads", "2")
-    assert "begun with 1 threads, now 2: the last bits may differ" in capsys.readouterr().out
+    assert "started with 1 threads, now 2: the last bits may differ" in capsys.readouterr().out
 
 
 # What goes wrong -----------------------------------------------------------------------------------------------------

@@ -56,17 +56,13 @@ class VisualizeOptions:
 
 def visualize(options: VisualizeOptions) -> Path:
     """Write the maps of a model and print what they show; returns their folder."""
-    _check(options)
+    if options.length is not None and options.length < 1:
+        raise UsageError(f"`length` must be at least 1, got {options.length}")
+    if options.samples < 1:
+        raise UsageError(f"`samples` must be at least 1, got {options.samples}; input dependence needs 2 or more")
+    if options.window < 0:
+        raise UsageError(f"`window` must be 0 (no images) or more, got {options.window}")
     return _visualize(options)
-
-
-def _check(config: VisualizeOptions) -> None:
-    if config.length is not None and config.length < 1:
-        raise UsageError(f"`length` must be at least 1, got {config.length}")
-    if config.samples < 1:
-        raise UsageError(f"`samples` must be at least 1, got {config.samples}; input dependence needs 2 or more")
-    if config.window < 0:
-        raise UsageError(f"`window` must be 0 (no images) or more, got {config.window}")
 
 
 def _visualize(config: VisualizeOptions) -> Path:

@@ -86,7 +86,7 @@ class Vectors:
     out: Path | None = None
     """Write the files of all encodings into this folder."""
     check: bool = False
-    """Compute all files again and compare; the exit code is 1 if a tensor differs by more than 1e-12 of its largest
+    """Compute all files again and compare; the exit code is 1 if a tensor differs by more than 1e-11 of its largest
     entry."""
 
 
