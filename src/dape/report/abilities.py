@@ -64,7 +64,7 @@ def tests_figure(rows: Sequence[Row]) -> "Figure":
         handles = {
             label: line for panel in axes for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
         }
-        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=8, frameon=False)
+        figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=8, frameon=False)
         figure.supxlabel("context length (tokens)", fontsize=9)
         figure.supylabel("accuracy", fontsize=9)
     return figure
