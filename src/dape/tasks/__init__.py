@@ -1,1 +1,1 @@
-"""What is learned. The training loop knows a task by :class:`dape.tasks.base.Task` alone."""
+"""Tasks that models are trained on. The training loop uses only the interface :class:`dape.tasks.base.Task`."""

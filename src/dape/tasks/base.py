@@ -1,4 +1,4 @@
-"""A task as the training loop sees it: batches that are a function of the step, losses that add up over parts."""
+"""The interface of tasks: batches that are a function of the step, and losses that can be summed over parts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ class Loss:
     right: int = 0
     """How many of ``answers`` are right; both are 0 where a task does not tell."""
     answers: int = 0
+    """All answers; 0 for tasks without accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Batch:
     side_by_side: bool = False
     """Whether parts are small, so that threads may compute them at once. Otherwise parts save memory."""
     words: Callable[[], str] = lambda: ""
-    """What to say about the batch when its loss is not finite."""
+    """Describes the batch for the error message if its loss is not finite."""
 
 
 class Shares(Protocol):
@@ -66,12 +67,12 @@ ONE_PROCESS = _One()
 
 
 class Task(Protocol):
-    """What is learned. A batch is a function of the model and the step's number alone: training that was stopped goes
-    on to the weights it would have had."""
+    """A task. A batch is a function of the model and the step only, so that stopped training continues unchanged."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What decides the batches, such as the hash of a text: saved, and compared when training goes on."""
+        """The settings that decide the batches, such as a hash of the text. Checkpoints hold it, and resuming compares
+        it."""
         ...
 
     @property
@@ -82,10 +83,10 @@ class Task(Protocol):
     def batch(self, model: nn.Module, step: int) -> Batch: ...
 
     def validate(self, model: nn.Module) -> float | None:
-        """Mean nats on examples that are held out; None if there are none."""
+        """The mean loss in nats on held-out examples, or None if there are none."""
         ...
 
 
-def step_seed(seed: int, step: int) -> int:
-    """A seed of its own for every step of every run."""
-    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def step_seed(*numbers: int) -> int:
+    """A seed that depends on all the numbers, such as a run's seed and a step."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

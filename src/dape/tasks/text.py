@@ -1,4 +1,4 @@
-"""The next token, in windows of text."""
+"""The task of language models: predict the next token in windows of text."""
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -16,7 +16,8 @@ VALIDATION_WINDOWS, VALIDATION_BATCH = 64, 16
 
 
 class TextTask:
-    """For :class:`~dape.models.decoder.DecoderLM`. Other models override :meth:`logits` and :meth:`draw`."""
+    """The task for :class:`~dape.models.decoder.DecoderLM`. Tasks for other models override :meth:`logits` and
+    :meth:`draw`."""
 
     def __init__(
         self,
@@ -36,7 +37,8 @@ class TextTask:
 
     @cached_property
     def loss_of(self) -> Callable[[nn.Module, Int[Tensor, "b t"], Any], Float[Tensor, ""]]:
-        return torch.compile(self._loss_of) if self._compile else self._loss_of  # seconds: not before it is needed
+        # Not in __init__: torch.compile takes seconds.
+        return torch.compile(self._loss_of) if self._compile else self._loss_of
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -51,7 +53,7 @@ class TextTask:
     def batch(self, model: nn.Module, step: int) -> Batch:
         tokens = torch.from_numpy(self.windows.batch(step, self.size)).to(_device(model))
         generator = torch.Generator().manual_seed(step_seed(self.seed, step))
-        # What is drawn belongs to a part, which all processes share: they draw what one process would.
+        # One draw for each part in all processes, as a single process would draw.
         parts = [self._shares.share(part) for part in tokens.chunk(self.parts)]
         drawn = [self.draw(model, generator) for _ in parts]
 
@@ -60,7 +62,7 @@ class TextTask:
 
         def words() -> str:
             beginning = self.corpus.tokenizer.decode(tokens[0, :40].tolist())
-            return f"batch {step} of seed {self.seed}, which begins {beginning!r}"
+            return f"batch {step} of seed {self.seed}, which begins with {beginning!r}"
 
         return Batch(loss=loss, count=tokens[:, 1:].numel(), parts=len(parts), words=words)
 
@@ -72,7 +74,7 @@ class TextTask:
         return model(tokens, encodings=drawn)
 
     def draw(self, model: Any, generator: torch.Generator) -> Any:
-        """What is random about the encodings of one forward pass."""
+        """The encodings with their random positions for one forward pass."""
         return model.drawn_encodings(self.length, generator)
 
     def validate(self, model: nn.Module) -> float | None:
@@ -81,20 +83,19 @@ class TextTask:
         stream = self.corpus.validation
         if len(stream) <= self.length:
             return None
-        k = self.length
-        ends = evaluation_ends(stream, reach=k, k=k, windows=VALIDATION_WINDOWS, same_document=False)
-        tokens = torch.from_numpy(evaluation_windows(stream, ends, k)).to(_device(model))
+        ends = evaluation_ends(stream, reach=length, k=length, windows=VALIDATION_WINDOWS, same_document=False)
+        tokens = torch.from_numpy(evaluation_windows(stream, ends, length)).to(_device(model))
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             losses = [
                 self._loss_of(model, own, self.draw(model, generator)).item() * len(own) / copies
-                for own, copies in map(self._divided, tokens.split(VALIDATION_BATCH))
+                for own, copies in map(self._own_windows, tokens.split(VALIDATION_BATCH))
             ]
         return self._shares.sums(sum(losses))[0] / len(tokens)
 
-    def _divided(self, part: Int[Tensor, "b t"]) -> tuple[Int[Tensor, "b t"], int]:
-        """This process's windows, and in how many processes each is: windows that cannot be divided are everyone's, as
-        processes that hold shares of a model compute together or not at all."""
+    def _own_windows(self, part: Int[Tensor, "b t"]) -> tuple[Int[Tensor, "b t"], int]:
+        """The windows of this process, and the number of processes that have the same ones. All processes get all
+        windows if these cannot be divided evenly, because processes with a sharded model must compute together."""
         world = self._shares.world
         return (part, world) if len(part) % world else (self._shares.share(part), 1)
 

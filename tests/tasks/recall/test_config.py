@@ -38,7 +38,7 @@ def test_text(settings, words):
         ({"lengths": (32,)}, "length 32 is too short for 8 pairs and their questions; it must be at least 40"),
         ({"depths": (2.0,)}, "got 2"),
         ({"depths": (0.0, 0.01)}, "too close"),
-        ({"pairs": 4}, "5 `depths` need as many `pairs`"),
+        ({"pairs": 4}, "5 `depths` need at least as many `pairs`"),
         ({"pairs": 1}, "`pairs` must be 2 to 32"),
         ({"pairs": 40}, "`pairs` must be 2 to 32"),
         ({"test_pairs": (4, 33)}, "`test_pairs` 1 to 32"),

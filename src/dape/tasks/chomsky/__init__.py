@@ -1,1 +1,1 @@
-"""The tasks, one file each; ``catalogue.py`` lists them without importing numpy."""
+"""The tasks of the Chomsky-hierarchy benchmark, one file each. ``catalogue.py`` lists them without importing numpy."""

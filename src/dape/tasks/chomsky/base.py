@@ -1,4 +1,4 @@
-"""What a task is: inputs drawn at random, and the one right answer to each."""
+"""The base of tasks: random inputs, each with one correct output."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,20 +14,21 @@ Tokens = Int[np.ndarray, "b t"]
 
 @dataclass(frozen=True)
 class Sample:
-    """A batch of equally long examples."""
+    """A batch of examples of equal length."""
 
     inputs: Int[np.ndarray, "b n"]
     targets: Int[np.ndarray, "b m"]
     mask: Bool[np.ndarray, "b m"]
-    """Which targets count in the accuracy; the loss takes them all."""
+    """The targets that count in the accuracy. The loss uses all targets."""
 
 
 class Task(ABC):
-    """Subclasses draw inputs and solve them; :meth:`solve` knows nothing but the inputs."""
+    """Subclasses have ``inputs``, ``outputs``, :meth:`solve`, and :meth:`draw` if inputs are not uniform symbols."""
 
     inputs: ClassVar[tuple[str, ...]]
-    """How a person would write the input tokens, by id; ``_`` never occurs."""
+    """The symbols of the input tokens, by id. ``_`` never occurs in inputs."""
     outputs: ClassVar[tuple[str, ...]]
+    """The symbols of the output classes, by id."""
 
     def __init__(self, *, compat: Compat = "") -> None:
         self.compat = compat
@@ -46,27 +47,31 @@ class Task(ABC):
         return length
 
     @abstractmethod
-    def output_length(self, length: int) -> int: ...
+    def output_length(self, length: int) -> int:
+        """Tokens of the output for an input of that nominal length."""
+
+    def draw(self, generator: np.random.Generator, batch: int, length: int) -> Tokens:
+        """Random inputs: independent symbols, all equally likely, unless a task overrides this."""
+        return generator.integers(0, len(self.inputs), (batch, length))
 
     @abstractmethod
-    def draw(self, generator: np.random.Generator, batch: int, length: int) -> Tokens: ...
-
-    @abstractmethod
-    def solve(self, inputs: Tokens) -> Tokens: ...
+    def solve(self, inputs: Tokens) -> Tokens:
+        """The outputs, from the inputs only."""
 
     def counted(self, targets: Tokens) -> Bool[np.ndarray, "b m"]:
+        """The mask of the sample."""
         return np.ones(targets.shape, dtype=bool)
 
 
 class OneAnswer(Task):
-    """The output is a single class."""
+    """A task whose output is one class."""
 
     def output_length(self, length: int) -> int:
         return 1
 
 
 class UpToTerminator(Task):
-    """The output ends with a terminator; what follows is zeros, which are trained on but not scored."""
+    """A task whose output ends with a terminator. Zeros follow, which are trained on but not scored."""
 
     outputs = ("0", "1", "$")
     terminator: ClassVar[int] = 2
@@ -75,7 +80,7 @@ class UpToTerminator(Task):
         return np.cumsum(targets == self.terminator, axis=1) - (targets == self.terminator) == 0
 
     def terminated(self, values: Tokens, counts: Int[np.ndarray, " b"], length: int) -> Tokens:
-        """The first ``counts`` of ``values`` per row, the terminator, zeros up to ``length``."""
+        """In each row the first ``counts`` of ``values``, the terminator, and zeros up to ``length``."""
         places = np.arange(length)
         padded = np.zeros((len(values), length), dtype=np.int64)
         width = min(length, values.shape[1])

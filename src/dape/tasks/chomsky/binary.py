@@ -1,4 +1,4 @@
-"""Numbers as rows of bits, without ever becoming Python integers: one array operation serves the whole batch."""
+"""Binary numbers as rows of bits, so that one array operation handles the whole batch."""
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -9,7 +9,7 @@ OPERATOR = 2
 
 
 def nonzero(generator: np.random.Generator, valid: Bool[np.ndarray, "b t"]) -> Tokens:
-    """Bits that are uniform among all rows in which at least one bit at a ``valid`` place is set; 0 elsewhere."""
+    """Uniformly random bits at ``valid`` places, of which at least one is set in each row; 0 at other places."""
     bits = generator.integers(0, 2, valid.shape) * valid
     while (zero := ~bits.any(axis=1)).any():
         bits[zero] = generator.integers(0, 2, (zero.sum(), valid.shape[1])) * valid[zero]
@@ -17,9 +17,9 @@ def nonzero(generator: np.random.Generator, valid: Bool[np.ndarray, "b t"]) -> T
 
 
 def draw_operands(generator: np.random.Generator, batch: int, length: int) -> Tokens:
-    """Two little-endian numbers with the operator between, neither of them zero, the first 1 to length - 2 bits long.
+    """Two little-endian nonzero numbers with an operator between them. The first has 1 to length - 2 bits.
 
-    Below three tokens there is no room for an operator: one number, never all ones.
+    With fewer than three tokens there is no operator, but one number, which is never all ones.
     """
     if length < 3:
         number = generator.integers(0, 2**length - 1, batch)
@@ -32,7 +32,7 @@ def draw_operands(generator: np.random.Generator, batch: int, length: int) -> To
 
 
 def operands(tokens: Tokens) -> tuple[Tokens, Tokens]:
-    """The bits of both numbers, lowest first, zeros beyond; where there is no operator, the second is zero."""
+    """The bits of both numbers, lowest first, padded with zeros. Without an operator the second number is 0."""
     length = tokens.shape[1]
     places = np.arange(length)
     operator = np.where((tokens == OPERATOR).any(axis=1), (tokens == OPERATOR).argmax(axis=1), length)[:, None]
@@ -43,7 +43,7 @@ def operands(tokens: Tokens) -> tuple[Tokens, Tokens]:
 
 
 def carried(sums: Int[np.ndarray, "b t"]) -> Tokens:
-    """The bits of a number given as the sum of ``sums[t] 2^t``; the last place must be large enough for it."""
+    """The bits of the numbers ``sum of sums[t] 2^t``, which must not need more bits than ``sums`` has places."""
     bits, carry = np.empty_like(sums), np.zeros(len(sums), dtype=sums.dtype)
     for place in range(sums.shape[1]):
         carry = carry + sums[:, place]
@@ -53,6 +53,6 @@ def carried(sums: Int[np.ndarray, "b t"]) -> Tokens:
 
 
 def significant(bits: Tokens) -> Int[np.ndarray, " b"]:
-    """Bits up to the highest that is set; zero is written with one."""
+    """The number of bits up to the highest that is set; 1 for the number 0."""
     length = bits.shape[1]
     return np.where(bits.any(axis=1), length - bits[:, ::-1].argmax(axis=1), 1)

@@ -1,7 +1,7 @@
 """The sum of two binary numbers, lowest bit first.
 
-1 1 + 1 0 1 is 3 + 5 = 8: 0 0 0 1, then the terminator $ and zeros that do not count. Below three tokens the input is
-one number without operator, and the sum is that number.
+1 1 + 1 0 1 is 3 + 5 = 8: 0 0 0 1, then the terminator $ and zeros that do not count. With fewer than three tokens the
+input is one number without an operator, and the sum is that number.
 """
 
 import numpy as np

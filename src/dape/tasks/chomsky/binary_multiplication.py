@@ -1,7 +1,7 @@
 """The product of two binary numbers, lowest bit first.
 
-0 1 * 1 1 is 2 * 3 = 6: 0 1 1, then the terminator $ and zeros that do not count. Below three tokens there is no
-operator, and the answer is the terminator alone or a zero before it.
+0 1 * 1 1 is 2 * 3 = 6: 0 1 1, then the terminator $ and zeros that do not count. With fewer than three tokens there is
+no operator: the answer is the terminator for one token, and a zero and the terminator for two.
 """
 
 import numpy as np
@@ -30,7 +30,7 @@ class BinaryMultiplication(UpToTerminator):
 
 
 def convolved(first: Tokens, second: Tokens) -> Int[np.ndarray, "b t"]:
-    """How many pairs of bits fall on each place. Counts are far below 2^53, so rounding the transform is exact."""
+    """The number of pairs of bits for each place of the product. Rounding is exact, as counts are far below 2^53."""
     size = first.shape[1]
     spectrum = np.fft.rfft(first, 2 * size) * np.fft.rfft(second, 2 * size)
     return np.rint(np.fft.irfft(spectrum, 2 * size)[:, :size]).astype(np.int64)

@@ -1,6 +1,6 @@
 """The value modulo 5 of an expression in brackets.
 
-( ( - 4 ) + 3 ) is -1, which is 4 modulo 5. ``expressions.py`` says how expressions are drawn.
+( ( - 4 ) + 3 ) is -1, which is 4 modulo 5. ``expressions.py`` describes how expressions are drawn.
 """
 
 import numpy as np

@@ -11,8 +11,5 @@ class BucketSort(Task):
     def output_length(self, length: int) -> int:
         return length
 
-    def draw(self, generator: np.random.Generator, batch: int, length: int) -> Tokens:
-        return generator.integers(0, len(self.inputs), (batch, length))
-
     def solve(self, inputs: Tokens) -> Tokens:
         return np.sort(inputs, axis=1)

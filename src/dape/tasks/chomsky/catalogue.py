@@ -1,4 +1,4 @@
-"""The catalogue of tasks: one line each. This module imports no numpy, so that the command line can read it."""
+"""The catalogue of tasks: one line each. This module imports no numpy: the command line imports it."""
 
 import difflib
 import importlib
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dape.tasks.chomsky.base import Task
 
 Compat = Literal["", "deepmind"]
-"""``deepmind`` reproduces what their programs do where that differs from what they say."""
+"""``deepmind`` reproduces DeepMind's programs where they differ from their description."""
 Level = Literal["regular", "context-free", "context-sensitive"]
 
 
@@ -22,11 +22,11 @@ class Entry:
     """``module:Class`` within dape.tasks.chomsky."""
     level: Level
     title: str
-    """As the paper's table has it."""
+    """The name in the paper's table."""
     chance: float
     """Accuracy of guessing, as the papers print it (nominal where three classes are possible)."""
     unordered: bool = False
-    """The answer does not depend on the order of the input."""
+    """Whether the answer is independent of the order of the input."""
     in_paper: bool = True
 
     def load(self, compat: Compat = "") -> "Task":
@@ -57,12 +57,11 @@ PAPER_TASKS = tuple(name for name, entry in TASKS.items() if entry.in_paper)
 
 
 def find(name: str) -> Entry:
-    """The task of that name, or the only one whose name begins so; else an error that suggests the nearest."""
+    """The task of that name, or the only one whose name begins with it. Raises UsageError, which suggests a name."""
     if name in TASKS:
         return TASKS[name]
-    begun = (
-        [entry for known, entry in TASKS.items() if known.startswith(name.lower().replace("-", "_"))] if name else []
-    )
+    start = name.lower().replace("-", "_")
+    begun = [entry for known, entry in TASKS.items() if start and known.startswith(start)]
     if len(begun) == 1:
         return begun[0]
     near = [entry.name for entry in begun] or difflib.get_close_matches(name.lower(), TASKS, n=1)

@@ -1,7 +1,7 @@
 """The whole part of the square root of a binary number, highest bit first.
 
 1 0 0 0 1 0 is 34, whose root is 5.8...: 1 0 1. (The papers' examples, 34 to 110 and 37 to 101, are wrong.) The number
-is never zero; the root is written with half as many bits, rounded up.
+is never 0. The root has half as many bits as the number, rounded up.
 """
 
 import math
@@ -22,7 +22,7 @@ class ComputeSqrt(Task):
         return nonzero(generator, np.ones((batch, length), dtype=bool))
 
     def solve(self, inputs: Tokens) -> Tokens:
-        """Row by row, since up to 500 bits fit no machine word; packing and unpacking is done for all at once."""
+        """Computes each root with Python's integers, because numbers of 500 bits do not fit into a machine word."""
         width = -inputs.shape[1] % 8
         packed = np.packbits(np.pad(inputs, ((0, 0), (width, 0))).astype(np.uint8), axis=1)
         size = packed.shape[1]

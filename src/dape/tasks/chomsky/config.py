@@ -1,4 +1,4 @@
-"""What all runs of a benchmark share. No torch and no numpy here: the command line reads it."""
+"""Settings of the Chomsky-hierarchy benchmark. No torch and no numpy here: the command line imports this module."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dape.tasks.chomsky.catalogue import Compat
 
 Scale = Literal["paper", "cpu", "custom"]
 WIDTHS: dict[str, int] = {"paper": 256, "cpu": 64}
-"""64 is what DeepMind's own example uses."""
+"""64 is the width in DeepMind's example."""
 LONGEST = 500
 PAPER_STEPS, PAPER_SAMPLES = 200_000, 512
 PAPER_RATES = (1e-4, 3e-4, 5e-4)
@@ -30,24 +30,25 @@ class CheConfig:
     """Width of DAPE's f."""
     dropout: float = 0.1
     pool: int = 2048
-    """Randomised positions are drawn from so many."""
+    """The number of positions that randomised positions are drawn from."""
     computation: int = 0
-    """Empty tokens between input and output, for each token of input."""
+    """Empty tokens between input and output, for each token of the input."""
     train_length: int = 40
     """Inputs have 1 to this many tokens in training."""
     steps: int = PAPER_STEPS
     batch: int = 128
     lengths: tuple[int, ...] = tuple(range(1, LONGEST + 1))
-    """Lengths to test at. Those up to the training length choose the learning rate, those beyond are the score."""
+    """Test lengths. Those up to the training length choose the learning rate; greater ones make the score."""
     samples: int = PAPER_SAMPLES
     """Test examples per length, the same for every method and seed."""
     compat: Compat = ""
-    """deepmind: dropout also in tests, score from length 42 on, means over groups of 64 examples, a one-sided table for
-    randomised transformer-xl, the program's order in odds_first."""
+    """deepmind: dropout also in tests, scores from length 42 on, means over groups of 64 examples, a one-sided table
+    for randomised transformer-xl, and the program's order in odds_first."""
 
     @property
     def first_scored(self) -> int:
-        """DeepMind's program cuts a list that begins with length 1 at index 41, and so leaves out length 41."""
+        """The first length of the score. DeepMind's program cuts a list of lengths from 1 on at index 41, which leaves
+        out length 41."""
         return self.train_length + (2 if self.compat == "deepmind" else 1)
 
     @property
@@ -56,7 +57,7 @@ class CheConfig:
 
     @property
     def familiar_lengths(self) -> tuple[int, ...]:
-        """In distribution."""
+        """Test lengths that also occur in training."""
         return tuple(n for n in self.lengths if n <= self.train_length)
 
     def check(self) -> None:
@@ -78,18 +79,18 @@ class CheConfig:
             raise UsageError(f"`lengths`: a length is at least 1, got {min(self.lengths)}")
         if not self.scored_lengths:
             raise UsageError(
-                f"`lengths` needs at least one length from {self.first_scored} on: training goes up to "
-                f"{self.train_length}, and what lies beyond is the score"
+                f"`lengths` needs at least one length from {self.first_scored} on: the score is the accuracy beyond "
+                f"the training length, {self.train_length}"
             )
         if not self.familiar_lengths:
             raise UsageError(
-                f"`lengths` needs at least one length up to {self.train_length}: there the learning rate is chosen"
+                f"`lengths` needs at least one length up to {self.train_length}, to choose the learning rate"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Which run."""
+    """The settings in which runs differ."""
 
     task: str
     method: str
@@ -110,19 +111,17 @@ def check_rates(rates: tuple[float, ...]) -> None:
 
 
 def reductions(config: CheConfig, *, seeds: int, rates: Sequence[float], all_rates: int) -> list[str]:
-    """What is smaller here than in the paper, or than recommended."""
-    full = range(config.train_length + 1, LONGEST + 1)
-    missing = sorted(set(full) - set(config.lengths))
+    """Descriptions of what is smaller than in the paper, or than recommended."""
+    full, rate = range(config.train_length + 1, LONGEST + 1), ", ".join(f"{lr:g}" for lr in rates)
     found = {
         f"width {config.width} instead of {WIDTHS['paper']}": config.width < WIDTHS["paper"],
         f"{config.layers} layers instead of {CheConfig.layers}": config.layers < CheConfig.layers,
         f"{config.hidden} hidden units of f instead of {CheConfig.hidden}": config.hidden < CheConfig.hidden,
         f"{config.steps} training steps instead of {PAPER_STEPS}": config.steps < PAPER_STEPS,
         f"{config.batch} examples a step instead of {CheConfig.batch}": config.batch < CheConfig.batch,
-        f"{len(config.scored_lengths)} test lengths instead of {len(full)}": bool(missing),
+        f"{len(config.scored_lengths)} test lengths instead of {len(full)}": not set(full) <= set(config.lengths),
         f"{config.samples} test examples per length instead of {PAPER_SAMPLES}": config.samples < PAPER_SAMPLES,
         f"{seeds} seed{'s' if seeds > 1 else ''} instead of at least 3": seeds < 3,
-        f"learning rate {', '.join(f'{lr:g}' for lr in rates)} instead of the best of {all_rates}": len(rates)
-        < all_rates,
+        f"learning rate {rate} instead of the best of {all_rates}": len(rates) < all_rates,
     }
     return [text for text, holds in found.items() if holds]

@@ -3,8 +3,6 @@
 > > < . > moves +1 +1 -1 0 +1, in total +2: place 2. Tokens: 0 is a step back, 1 stays, 2 is a step forward.
 """
 
-import numpy as np
-
 from dape.tasks.chomsky.base import OneAnswer, Tokens
 
 PLACES = 5
@@ -13,9 +11,6 @@ PLACES = 5
 class CycleNavigation(OneAnswer):
     inputs = ("<", ".", ">")
     outputs = tuple("01234")
-
-    def draw(self, generator: np.random.Generator, batch: int, length: int) -> Tokens:
-        return generator.integers(0, 3, (batch, length))
 
     def solve(self, inputs: Tokens) -> Tokens:
         return (inputs - 1).sum(axis=1, keepdims=True) % PLACES

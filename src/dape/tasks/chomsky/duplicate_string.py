@@ -11,8 +11,5 @@ class DuplicateString(Task):
     def output_length(self, length: int) -> int:
         return 2 * length
 
-    def draw(self, generator: np.random.Generator, batch: int, length: int) -> Tokens:
-        return generator.integers(0, 2, (batch, length))
-
     def solve(self, inputs: Tokens) -> Tokens:
         return np.concatenate([inputs, inputs], axis=1)

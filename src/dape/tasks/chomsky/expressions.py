@@ -1,7 +1,7 @@
-"""Random expressions in brackets, and their value: all expressions of a batch at once.
+"""Random expressions in brackets, and their values, for all expressions of a batch at once.
 
-An expression of n tokens is   d,   - d,   ( d ),   ( - d )   for n = 1 ... 4, and above that   ( L o R )   with an
-operator o and two expressions L, R, whose lengths share what is left in every way with the same probability.
+An expression of n tokens is   d,   - d,   ( d ),   ( - d )   for n = 1 ... 4, and   ( L o R )   for n > 4, with an
+operator o and two expressions L and R. All divisions of the remaining n - 3 tokens into L and R are equally likely.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ SMALLEST_PAIR = 5
 
 @dataclass(frozen=True)
 class Alphabet:
-    """Token ids; digits are 0 to 4."""
+    """Token ids. Digits are 0 to 4."""
 
     operators: tuple[int, ...]
-    """Plus, minus and, if there is a third, times."""
+    """Plus, minus, and perhaps times."""
     opening: int
     closing: int
 
@@ -31,7 +31,7 @@ class Alphabet:
 
 
 def draw_expressions(generator: np.random.Generator, batch: int, length: int, alphabet: Alphabet) -> Tokens:
-    """Spans of tokens are split until all are small; one round splits every span of every expression."""
+    """Split spans of tokens until all are small. Each round splits every span of every expression."""
     tokens = np.zeros((batch, length), dtype=np.int64)
     rows, starts, sizes = np.arange(batch), np.zeros(batch, dtype=np.int64), np.full(batch, length)
     while len(rows):
@@ -57,7 +57,7 @@ def _write_small(
     sizes: Int[np.ndarray, " s"],
     alphabet: Alphabet,
 ) -> None:
-    """Spans of at most four tokens: a digit, with a sign if the size is even, in brackets from three on."""
+    """Write the spans of at most four tokens: a digit, with a sign if the size is even, in brackets if it is over 2."""
     small = sizes < SMALLEST_PAIR
     rows, starts, sizes = rows[small], starts[small], sizes[small]
     bracketed, signed = sizes >= 3, sizes % 2 == 0
@@ -68,10 +68,11 @@ def _write_small(
 
 
 def values(tokens: Tokens, alphabet: Alphabet) -> Int[np.ndarray, " b"]:
-    """Read all expressions from left to right, each with a stack of what surrounds the present bracket.
+    """The values modulo 5, in one pass from left to right over all expressions.
 
-    Inside a bracket ``left + sign x`` is kept, or ``left x`` after times, where x is the operand to come: a pair of
-    numbers (left, factor) such that the value will be ``left + factor x``. One pass serves any nesting.
+    Each expression has a stack with an entry for every open bracket: two numbers (base, factor) such that the value is
+    ``base + factor x``, where x is the next operand. They are (0, 1) at first, (left, 1 or -1) after plus or minus, and
+    (0, left) after times.
     """
     batch, length = tokens.shape
     rows, depth = np.arange(batch), np.zeros(batch, dtype=np.int64)
@@ -80,7 +81,7 @@ def values(tokens: Tokens, alphabet: Alphabet) -> Int[np.ndarray, " b"]:
     for token in tokens.T:
         opens, closes, digit = token == alphabet.opening, token == alphabet.closing, token < MODULUS
         here = base[rows, depth], factor[rows, depth]
-        # A digit completes the operand at this depth; a closing bracket hands its value to the depth below.
+        # A digit is the operand at this depth. The value of a closing bracket is the operand at the depth below.
         inner = np.where(digit, (here[0] + here[1] * token) % MODULUS, value)
         depth = depth + opens - closes
         below = base[rows, depth], factor[rows, depth]
@@ -88,7 +89,7 @@ def values(tokens: Tokens, alphabet: Alphabet) -> Int[np.ndarray, " b"]:
         grows = ~(opens | closes | digit)
         sign = np.where(token == alphabet.minus, -1, 1)
         times = grows & (token == alphabet.operators[2]) if len(alphabet.operators) > 2 else np.zeros_like(grows)
-        # After a value: remember it. Before one, a minus changes the sign of what is to come.
+        # An operator after a value stores it. A minus before an operand changes its sign.
         begun = np.where(waiting, below[0], np.where(times, 0, value))
         scale = np.where(waiting, below[1] * sign, np.where(times, value, sign))
         base[rows, depth] = np.where(opens, 0, np.where(grows, begun, below[0]))

@@ -1,4 +1,4 @@
-"""How a task of the benchmark is learned: examples of a step, loss and accuracy."""
+"""Training on a task of the benchmark: the examples of a step, loss and accuracy."""
 
 from dataclasses import asdict
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dape.tasks.base import Batch, Loss
+from dape.tasks.base import Batch, Loss, step_seed
 from dape.tasks.chomsky.base import Sample, Task
 from dape.tasks.chomsky.catalogue import load
 from dape.tasks.chomsky.config import CheConfig, Subject
@@ -16,21 +16,20 @@ from dape.tasks.chomsky.model import model_input
 
 PROTOCOL = "che"
 TRAIN = 0
-"""Seeds of training begin with it, those of tests with 1."""
+"""The first number of the seeds for training; those for tests begin with 1."""
 SMALL, LARGE, FITS = 32, 64, 1 << 20
-"""Examples of a part, and up to how many numbers of a layer's input a part is a large one: fewer operations, but larger
-ones leave the cache. Nothing here depends on the number of threads, so neither does dropout, nor do the bits of the
-result, up to as many threads as there are parts."""
+"""A part of a batch has LARGE examples if a layer's input then has at most FITS numbers, which fit into the cache, and
+SMALL examples otherwise. Parts do not depend on the number of threads, and therefore dropout and results do not either
+(with at most one thread for each part)."""
 
 
-def seeded(*words: int, device: torch.device | None = None) -> torch.Generator:
-    """A generator for exactly these numbers."""
-    seed = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
-    return torch.Generator(device or torch.device("cpu")).manual_seed(seed)
+def seeded(*numbers: int, device: torch.device | None = None) -> torch.Generator:
+    """A generator whose seed depends on all the numbers."""
+    return torch.Generator(device or torch.device("cpu")).manual_seed(step_seed(*numbers))
 
 
 def training_batch(config: CheConfig, task: Task, *, seed: int, step: int) -> Sample:
-    """All examples of a step are equally long, every length equally likely."""
+    """The examples of a step, all of one length. All lengths are equally likely."""
     generator = np.random.default_rng([TRAIN, seed, step])
     length = int(generator.integers(1, config.train_length + 1))
     return task.sample(generator, config.batch, length)
@@ -40,12 +39,12 @@ def training_batch(config: CheConfig, task: Task, *, seed: int, step: int) -> Sa
 
 
 def mean_loss(logits: Float[Tensor, "b o c"], targets: Int[Tensor, "b o"]) -> Float[Tensor, ""]:
-    """Over all outputs, also those after the terminator, which accuracy leaves out."""
+    """The loss over all outputs. Unlike the accuracy, it includes those after the terminator."""
     return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def count_correct(logits: Float[Tensor, "b o c"], sample: Sample) -> tuple[int, int]:
-    """How many outputs are right, of how many that count."""
+    """The number of correct outputs, and of all outputs that count."""
     right = logits.argmax(-1).cpu().numpy() == sample.targets
     return int((right & sample.mask).sum()), int(sample.mask.sum())
 
@@ -71,7 +70,7 @@ class ChomskyTask:
         return self.batch_of(model, sample, step)
 
     def batch_of(self, model: Any, sample: Sample, step: int) -> Batch:
-        """In parts, which the CPU takes side by side. Dropout is drawn for each of them."""
+        """The batch, on a CPU in parts for several threads. Each part draws its own dropout."""
         device, numbers = model.embedding.weight.device, (TRAIN, self.subject.seed, step)
         tokens, outputs = as_tokens(sample, self.config, self.examples, device)
         targets = torch.from_numpy(sample.targets).to(device)
@@ -93,12 +92,12 @@ class ChomskyTask:
 
 
 def as_tokens(sample: Sample, config: CheConfig, task: Task, device: torch.device) -> tuple[Tensor, int]:
-    """What the model reads, and how many outputs it is to give."""
+    """The tokens that the model reads, and the number of outputs."""
     outputs = sample.targets.shape[1]
     return torch.from_numpy(model_input(sample.inputs, outputs, task, config.computation)).to(device), outputs
 
 
 def parts_of(batch: int, numbers: int) -> list[slice]:
-    """``numbers``: of one example, in a layer's input."""
+    """The parts of a batch. ``numbers`` is the size of a layer's input for one example."""
     size = LARGE if LARGE * numbers <= FITS else SMALL
     return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]

@@ -1,7 +1,7 @@
-"""A string of bits stands there twice, with one bit hidden: which?
+"""The hidden bit of a string of bits that is repeated.
 
-1 0 1 1 0 ? is 1 0 1 twice, so the hidden bit is 1. An odd length ends with a filler that means nothing; of length 1
-only the bit 1 is left, and it is its own answer.
+1 0 1 1 0 ? is 1 0 1 twice, so the hidden bit is 1. Inputs of odd length end with a filler without meaning. The input of
+length 1 is always 1, with the answer 1.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""The encoder that a task of the benchmark needs: vocabulary, lengths and options of its encoding."""
+"""The encoder for a task of the benchmark: vocabulary, lengths and options of its encoding."""
 
 import numpy as np
 from jaxtyping import Int
@@ -27,7 +27,7 @@ def encoder_for(config: CheConfig, task: Task, method: str) -> Encoder:
 
 
 def options_for(config: CheConfig, method: str) -> dict[str, int | bool]:
-    """Options of the encoding that are the benchmark's: pool of positions, width of f."""
+    """The encoding's options that the benchmark sets: the pool of positions and the width of f."""
     name = parse(method)
     options: dict[str, int | bool] = {"pool": config.pool} if name.randomized else {}
     if name.wrapper:
@@ -40,14 +40,14 @@ def options_for(config: CheConfig, method: str) -> dict[str, int | bool]:
 
 
 def total_length(config: CheConfig, task: Task, length: int) -> int:
-    """Tokens the model reads."""
+    """The number of tokens that the model reads."""
     return task.input_length(length) * (1 + config.computation) + task.output_length(length)
 
 
 def model_input(
     inputs: Int[np.ndarray, "b n"], outputs: int, task: Task, computation: int = 0
 ) -> Int[np.ndarray, "b t"]:
-    """With empty tokens behind: where to compute, if anywhere, and where to write the answer."""
+    """The inputs, then the empty tokens for computation, then those at which the model gives its outputs."""
     batch, count = inputs.shape
     empty = len(task.inputs)
     compute = np.full((batch, computation * count), empty)

@@ -1,7 +1,7 @@
 """The value modulo 5 of a sum of products, without brackets.
 
-3 - 2 * 2 - 2 is 3 - 4 - 2 = -3, which is 2 modulo 5. Digits and operators take turns, so an even length is one token
-shorter than asked for.
+3 - 2 * 2 - 2 is 3 - 4 - 2 = -3, which is 2 modulo 5. Digits and operators alternate, so that inputs of even length are
+one token shorter.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ class ModularArithmetic(OneAnswer):
         return tokens
 
     def solve(self, inputs: Tokens) -> Tokens:
-        """Left to right: what is certain so far, and the product that may still grow."""
+        """Reads from left to right, with the sum of finished products and the last product, which may continue."""
         total, product = np.zeros(len(inputs), dtype=np.int64), inputs[:, 0]
         for operator, digit in zip(inputs[:, 1::2].T, inputs[:, 2::2].T, strict=True):
             grows = operator == TIMES

@@ -1,7 +1,7 @@
 """The first, third, fifth ... symbol, then the second, fourth ...
 
 0 0 0 1 0 0 becomes 0 0 0 0 1 0: places 1, 3, 5 hold 0 0 0, places 2, 4, 6 hold 0 1 0. DeepMind's program counts places
-from zero and so begins with the second, fourth ... symbol, against its own description; ``compat="deepmind"`` does too.
+from zero and begins with the second, fourth ... symbol, unlike its description. ``compat="deepmind"`` does the same.
 """
 
 import numpy as np
@@ -14,9 +14,6 @@ class OddsFirst(Task):
 
     def output_length(self, length: int) -> int:
         return length
-
-    def draw(self, generator: np.random.Generator, batch: int, length: int) -> Tokens:
-        return generator.integers(0, 2, (batch, length))
 
     def solve(self, inputs: Tokens) -> Tokens:
         halves = (inputs[:, 0::2], inputs[:, 1::2])

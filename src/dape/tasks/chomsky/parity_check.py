@@ -3,17 +3,12 @@
 1 0 1 1 has three ones: odd (class 1).
 """
 
-import numpy as np
-
 from dape.tasks.chomsky.base import OneAnswer, Tokens
 
 
 class ParityCheck(OneAnswer):
     inputs = ("0", "1")
     outputs = ("even", "odd")
-
-    def draw(self, generator: np.random.Generator, batch: int, length: int) -> Tokens:
-        return generator.integers(0, 2, (batch, length))
 
     def solve(self, inputs: Tokens) -> Tokens:
         return inputs.sum(axis=1, keepdims=True) % 2

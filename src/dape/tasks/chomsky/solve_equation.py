@@ -1,7 +1,7 @@
-"""Which digit stands behind x?
+"""The digit x that solves an equation modulo 5.
 
-( 3 - - x ) = 2 holds modulo 5 for x = 4: 3 + 4 = 7. The left side is an expression in brackets without products, so
-there is always exactly one answer. Below three tokens there is no room for an equation: zeros, answer 0.
+( 3 - - x ) = 2 holds for x = 4: 3 + 4 = 7. The left side is an expression in brackets without products, so there is
+always exactly one solution. Inputs with fewer than three tokens are zeros, with the answer 0.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ class SolveEquation(OneAnswer):
         return np.concatenate([left, np.full((batch, 1), EQUALS), right[:, None]], axis=1)
 
     def solve(self, inputs: Tokens) -> Tokens:
-        """The left side is a + b x with b = 1 or -1: two values of it tell which."""
+        """The left side is a + b x with b = 1 or -1, which follow from its values at x = 0 and x = 1."""
         if inputs.shape[1] < 3:
             return inputs[:, :1]
         left, right = inputs[:, :-2], inputs[:, -1]
@@ -38,7 +38,7 @@ class SolveEquation(OneAnswer):
 
 
 def next_digit(tokens: Tokens, start: Int[np.ndarray, " b"]) -> Int[np.ndarray, " b"]:
-    """The first place with a digit at or after ``start``, going on from the beginning."""
+    """The first place with a digit at or after ``start``. The search wraps around."""
     length = tokens.shape[1]
     places = (start[:, None] + np.arange(length)) % length
     ahead = (np.take_along_axis(tokens, places, axis=1) < MODULUS).argmax(axis=1)

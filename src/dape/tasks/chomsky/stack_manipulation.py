@@ -1,8 +1,8 @@
-"""The stack that is left after pushing and popping, from its top.
+"""The final stack after pushing and popping, from its top.
 
-The stack 1 0 0 (bottom first), then push 1, pop, pop, push 0: what is left is 1 0 0, read from the top 0 0 1, then the
-terminator $. Tokens 0 and 1 are the initial stack, 2 pops, 3 pushes 0, 4 pushes 1; nothing happens to an empty stack
-that is popped. The output has room for the whole input and the terminator, and ends in zeros that do not count.
+The stack 1 0 0 (bottom first), then push 1, pop, pop, push 0 gives 1 0 0, which is read from the top as 0 0 1, then the
+terminator $. Tokens 0 and 1 are the initial stack, 2 pops, 3 pushes 0, 4 pushes 1. Popping an empty stack does nothing.
+The output has room for the whole input and the terminator, and ends in zeros that do not count.
 """
 
 import numpy as np
@@ -31,7 +31,7 @@ class StackManipulation(UpToTerminator):
         rows, stack, size = np.arange(batch), np.zeros((batch, length), dtype=np.int64), np.zeros(batch, dtype=np.int64)
         pops, bits = inputs == POP, np.isin(inputs, (1, PUSH + 1))
         for pop, bit in zip(pops.T, bits.T, strict=True):
-            stack[rows, size] = bit  # a pop writes too, but above the top, where nothing is read before it is written
+            stack[rows, size] = bit  # a pop writes too, but above the top: a push overwrites that before it is read
             size = np.maximum(size + np.where(pop, -1, 1), 0)
         from_top = np.take_along_axis(stack, np.maximum(size[:, None] - 1 - np.arange(length), 0), axis=1)
         return self.terminated(from_top, size, length + 1)

@@ -1,1 +1,1 @@
-"""Can a model fetch what it has read, also beyond its training length? In text, and in tokens made up for it."""
+"""Recall of what a model has read, also beyond its training length: in text and in artificial tokens."""

@@ -1,4 +1,4 @@
-"""What ``dape probe`` measures. No torch here: the command line reads it."""
+"""Settings of ``dape probe``. No torch here: the command line imports this module."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from dape.tasks.small_models import SmallModels, check_counts
 Task = Literal["recall", "passkey"]
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 LONGEST = 32
-"""By default test up to this many training lengths."""
+"""Tests go up to this many training lengths by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class TextConfig:
     depths: tuple[float, ...] = DEPTHS
     samples: int = 64
     pairs: int = 4
-    """Pairs of words in the text of the task recall; one of them is asked for."""
+    """Pairs of words in the text of the task recall. One of them is asked for."""
     seed: int = 0
     """Seed of keys, words and places."""
 
@@ -39,7 +39,7 @@ class TextConfig:
 
 
 MOST_WORD_PAIRS = 15
-"""Values begin with different consonants, and so does the one that takes the place of the answer; there are 16."""
+"""The values and the wrong answer begin with different consonants, of which there are 16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class RecallConfig(SmallModels):
     lengths: tuple[int, ...]
     """Test lengths."""
     depths: tuple[float, ...] = DEPTHS
-    """Where in the context the pairs are that are asked for, in the test by depth."""
+    """Positions in the context of the pairs that are asked for, in the test by depth (0: beginning, 1: end)."""
     test_pairs: tuple[int, ...] = (4, 8, 16)
     """Numbers of pairs in the test by pairs."""
     samples: int = 32
@@ -69,8 +69,8 @@ class RecallConfig(SmallModels):
         self.check_sizes()
         if not 2 <= self.pairs <= self.keys or not all(1 <= pairs <= self.keys for pairs in self.test_pairs):
             raise UsageError(
-                f"`pairs` must be 2 to {self.keys} and `test_pairs` 1 to {self.keys}, as there are {self.keys} keys; "
-                f"got {self.pairs} and {', '.join(map(str, self.test_pairs))}"
+                f"`pairs` must be 2 to {self.keys} and `test_pairs` 1 to {self.keys}, because there are {self.keys} "
+                f"keys; got {self.pairs} and {', '.join(map(str, self.test_pairs))}"
             )
         if self.train_length < SHORTEST or self.train_length < 5 * self.pairs:
             raise UsageError(
@@ -81,7 +81,7 @@ class RecallConfig(SmallModels):
 
     def _check_tests(self) -> None:
         if len(self.depths) > self.pairs:
-            raise UsageError(f"{len(self.depths)} `depths` need as many `pairs` at least, got {self.pairs}")
+            raise UsageError(f"{len(self.depths)} `depths` need at least as many `pairs`, got {self.pairs}")
         shortest = shortest_test(self.pairs)
         if min(self.lengths) < shortest:
             raise UsageError(
@@ -98,16 +98,17 @@ SHORTEST = 8
 
 
 def shortest_test(pairs: int) -> int:
-    """Tokens that ``pairs`` pairs need with a question for each, and some noise so that they can be anywhere."""
+    """The length for ``pairs`` pairs, a question for each, and some noise, so that the places of pairs vary."""
     return 5 * pairs
 
 
 def depth_places(depths: Sequence[float], context: int) -> list[int]:
-    """Where pairs begin that stand at these depths among ``context`` tokens; the last place is two from the end."""
+    """The first tokens of pairs at these depths among ``context`` tokens. Depth 1 is the last pair of tokens."""
     return [round(depth * (context - 2)) for depth in sorted(depths)]
 
 
 def check_places(lengths: Sequence[int], depths: Sequence[float]) -> None:
+    """Raise UsageError on invalid lengths or depths."""
     if not lengths or not depths:
         raise UsageError(f"`{'depths' if lengths else 'lengths'}` needs at least one value")
     if min(lengths) < 1:

@@ -1,10 +1,10 @@
-"""Associative recall in made-up tokens (MQAR): pairs of a key and a value among noise, then keys again.
+"""Associative recall in artificial tokens (MQAR): pairs of a key and a value among noise, then keys as questions.
 
     . . k7 v2 . . . k1 v9 . k4 v4 . .   k1 v9 k4 v4 k7 v2
     ------------- context ------------  ---- questions ---
 
-A value after a key of the questions is an answer: it follows from the context alone, wherever the pair stood, and only
-answers are scored. Noise, keys and values are different tokens. Everything here is a function of its arguments.
+The values in the questions are the answers. They follow from the context, and only they are scored. Noise, keys and
+values are different tokens. All functions here are deterministic.
 """
 
 import json
@@ -18,18 +18,18 @@ from dape.tasks.recall.config import SHORTEST, RecallConfig, depth_places, short
 
 TRAIN, TEST = 0, 1
 TEST_SEED = 0
-"""All seeds of all methods are tested on the same sequences."""
+"""All methods and seeds are tested on the same sequences."""
 MOST_QUESTIONS = 12
 GROWING = 0.6
-"""Share of the training steps in which sequences get longer."""
+"""Fraction of the training steps in which sequences get longer."""
 
 
 @dataclass(frozen=True)
 class Sequences:
     tokens: np.ndarray
-    """[sequence, length + 1]: what a model reads, and one further, the last answer."""
+    """[sequence, length + 1]: the tokens that a model reads, and the last answer."""
     places: np.ndarray
-    """[sequence, question]: where in the context the pair that is asked for begins."""
+    """[sequence, question]: the first token of the pair that is asked for."""
 
     @property
     def questions(self) -> int:
@@ -45,11 +45,11 @@ class Sequences:
 
 
 def training_batch(config: RecallConfig, *, seed: int, step: int) -> Sequences:
-    """The batch of one step: its sequences are equally long, at least :data:`SHORTEST` tokens.
+    """The batch of one step, with sequences of equal length.
 
-    The longest are short at first and have the training length after :data:`GROWING` of the steps: among few tokens
-    attention finds the pairs by chance often enough to begin to learn. A key may be asked for again, so that no answer
-    follows from those already given.
+    The longest length of a step grows from :data:`SHORTEST` to the training length in the first :data:`GROWING` of the
+    steps: in short sequences attention finds pairs by chance often enough to begin to learn. Keys may be asked for
+    several times, so that earlier answers do not rule out later ones.
     """
     generator = np.random.default_rng([TRAIN, seed, step])
     grown = min(1.0, step / (GROWING * config.steps))
@@ -76,7 +76,7 @@ def _draw_batch(
 
 
 def _distinct(generator: np.random.Generator, rows: int, below: int, count: int) -> np.ndarray:
-    """[rows, count]: in each row numbers below ``below``, all different, in random order."""
+    """[rows, count]: in each row different numbers below ``below``, in random order."""
     return generator.random((rows, below)).argsort(axis=1)[:, :count]
 
 
@@ -88,7 +88,7 @@ def fits(length: int, pairs: int) -> bool:
 
 
 def evaluation_sequences(config: RecallConfig, *, length: int, pairs: int, depths: Sequence[float] = ()) -> Sequences:
-    """Every pair is asked for once. With ``depths``, one pair stands at each, and only these are asked for."""
+    """Test sequences in which every pair is asked for once. With ``depths``, only a pair at each depth is asked for."""
     each = [
         evaluation_sequence(config, length=length, pairs=pairs, depths=depths, index=i) for i in range(config.samples)
     ]
@@ -98,7 +98,7 @@ def evaluation_sequences(config: RecallConfig, *, length: int, pairs: int, depth
 def evaluation_sequence(
     config: RecallConfig, *, length: int, pairs: int, index: int, depths: Sequence[float] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens, and where the pairs begin that are asked for."""
+    """The tokens of one sequence, and the first tokens of the pairs that are asked for."""
     generator = np.random.default_rng([TEST, TEST_SEED, length, pairs, len(depths), index])
     n, questions = config.keys, len(depths) or pairs
     context = length + 1 - 2 * questions
@@ -113,7 +113,7 @@ def evaluation_sequence(
 
 
 def _places(generator: np.random.Generator, context: int, pairs: int, fixed: Sequence[int]) -> np.ndarray:
-    """Where pairs begin, in order: the fixed places, and others anywhere between, none overlapping."""
+    """The first tokens of pairs, in order: the fixed ones, and random others that do not overlap."""
     begins, ends = [0, *(place + 2 for place in fixed)], [*fixed, context]
     sizes, counts = np.subtract(ends, begins), np.zeros(len(begins), int)
     for _ in range(pairs - len(fixed)):

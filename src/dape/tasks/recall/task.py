@@ -1,4 +1,4 @@
-"""Associative recall as something to learn: the loss of a step, and the model for it."""
+"""The task of associative recall, and its model."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,15 +16,15 @@ PROTOCOL = "mqar"
 
 
 class RecallTask:
-    """Values that belong to keys, stated among noise (:mod:`dape.tasks.recall.sequences`)."""
+    """Predict the values of keys (:mod:`dape.tasks.recall.sequences`)."""
 
     tokens = None
 
     def __init__(
         self, config: RecallConfig, *, seed: int, first: int = 0, reads: Callable[[Any], Readable] = lambda model: model
     ) -> None:
-        """``first``: the step to begin with, as sequences grow while a model learns. ``reads``: the model as this
-        module knows it."""
+        """``first`` is the step of the first batch: sequences grow with the step. ``reads`` adapts other models to
+        :class:`~dape.models.readable.Readable`."""
         self.config, self.seed, self.first, self.reads = config, seed, first, reads
 
     @property
@@ -48,7 +48,7 @@ class RecallTask:
 
 
 def answer_logits(model: Readable, sequences: Sequences, generator: torch.Generator) -> Tensor:
-    """[sequence, question, vocabulary]: predictions made at the keys of the questions."""
+    """[sequence, question, vocabulary]: the logits at the keys of the questions."""
     tokens = torch.from_numpy(sequences.tokens[:, :-1]).to(model.embedding.weight.device)
     encodings = model.drawn_encodings(tokens.shape[1], generator)
     hidden = model.hidden(tokens, encodings=encodings, last=2 * sequences.questions - 1)
