@@ -1,1 +1,1 @@
-"""Operators: pure functions over tensors and an encoding."""
+"""Operators: pure functions of tensors and an encoding."""

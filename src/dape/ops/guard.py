@@ -1,8 +1,8 @@
-"""Run a command for as long as the process that asked for it lives: ``python guard.py FOLDER COMMAND...``.
+"""Run a command, and kill it when the process that started it dies: ``python guard.py FOLDER COMMAND...``.
 
-A compiler is a tree of processes, and a process that dies of a signal can end none of them. So the tree runs under this
-program, whose standard input is a pipe that nobody writes to. The pipe ends when the other process closes it or dies;
-then every process of the command is killed and FOLDER, where all of them write, is removed.
+A compiler is a tree of processes. A process that is killed by a signal cannot end its children, so they run under this
+program. Its standard input is a pipe that nobody writes to. When the starting process closes the pipe or dies, all
+processes of the command are killed, and FOLDER, where they write, is removed.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def main(folder: str, *command: str) -> int:
 
 def _exit_with(child: "subprocess.Popen[bytes]", abandoned: threading.Event) -> None:
     code = child.wait()
-    if not abandoned.is_set():  # else what the command has written is still to be removed
+    if not abandoned.is_set():  # otherwise main() still has to remove the folder
         os._exit(max(code, -code))
 
 

@@ -20,9 +20,9 @@ from dape.files import cache_folder, replacing, sha256, sha256_of
 from dape.verbosity import tell
 
 ANY_PROCESSOR = (
-    # Nothing throws; without exceptions a library needs no C++ runtime.
+    # The kernels throw no exceptions, and without them a library needs no C++ runtime.
     *("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-exceptions"),
-    # Infinities and NaNs are meant; only errno and floating-point traps are given up.
+    # The kernels use infinities and NaNs, but neither errno nor floating-point traps.
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
 FLAGS = (*ANY_PROCESSOR, "-march=native")
@@ -35,11 +35,11 @@ TEXT: Any = {"text": True, "encoding": "utf-8", "errors": "replace"}
 
 
 def build(source: Path) -> Path:
-    """The shared library of a source and the headers beside it. Raises ``OSError`` that says why there is none."""
+    """The shared library of a source and its headers. Raises ``OSError`` if it cannot be compiled."""
     compiler = find_compiler()
     folder = own_folder(cache_folder() / "kernels")
     name = _fingerprint(source, compiler)
-    with _ONE_AT_A_TIME:  # two processes may compile at once, and each may take the other's library
+    with _ONE_AT_A_TIME:  # for threads; several processes may compile at once, and use each other's library
         return _intact(folder, name) or _compile(source, compiler, folder, name)
 
 
@@ -58,17 +58,17 @@ def _compile(source: Path, compiler: str, folder: Path, name: str) -> Path:
         made = compiled(source, compiler, FLAGS, temporary)
         made.chmod(0o700)
         library = folder / f"{name}-{sha256(made)}.so"
-        with replacing(library) as place:  # on the disk before it has its name
+        with replacing(library) as place:  # fsync before rename: loading a partial library would crash
             os.replace(made, place)
     return library
 
 
 def compiled(source: Path, compiler: str, flags: Sequence[str], folder: str, linked: Sequence[str] = ()) -> Path:
-    """A shared library, in a folder of its own. Raises ``OSError`` with what the compiler said."""
+    """Compile a shared library in the folder. Raises ``OSError`` with the compiler's messages."""
     object_file, made = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
     _run([compiler, *flags, "-c", str(source), "-o", str(object_file)], folder)
-    # Not linked with OpenMP: its functions are found in the copy that torch has loaded. A second copy would have
-    # threads of its own, and the two would compete for the cores.
+    # Not linked with OpenMP: the library uses the copy that torch has loaded. A second copy would start more threads,
+    # which would compete for the cores.
     _run([compiler, "-shared", *linked, str(object_file), "-o", str(made)], folder)
     return made
 
@@ -93,14 +93,14 @@ def _run(command: list[str], temporary: str) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OSError(f"{command[0]} could not be run: {error}") from error
     if code:
-        said = log.read_text(encoding="utf-8", errors="replace")
-        raise OSError(f"{' '.join(command)} failed:\n{said[-2000:]}")
+        messages = log.read_text(encoding="utf-8", errors="replace")
+        raise OSError(f"{' '.join(command)} failed:\n{messages[-2000:]}")
 
 
 def _sweep(folder: Path) -> None:
     """Remove the files of compilations whose machine or container was stopped."""
     for left in folder.glob(f"{TEMPORARY}*"):
-        with contextlib.suppress(OSError):  # another process is faster
+        with contextlib.suppress(OSError):  # another process may remove it at the same time
             if left.stat().st_mtime < time.time() - 3 * TIMEOUT:
                 shutil.rmtree(left, ignore_errors=True)
 
@@ -111,11 +111,11 @@ def _sweep(folder: Path) -> None:
 def own_folder(folder: Path) -> Path:
     """Create or check a folder that nobody else can write to, because its files will be executed."""
     if folder.is_symlink():
-        raise OSError(f"{folder} is a symbolic link; remove it, or set DAPE_CACHE to the folder that you mean")
+        raise OSError(f"{folder} is a symbolic link; remove it, or set DAPE_CACHE to the folder it points to")
     folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
     if os.name == "posix":
         _check_owner(folder, "set DAPE_CACHE to a folder of your own")
-        for parent in folder.resolve().parents:  # whoever can write there can put another folder in the place of ours
+        for parent in folder.resolve().parents:  # users who can write there can replace our folder
             mode = parent.stat().st_mode
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
                 raise OSError(f"{parent} can be written by others; set DAPE_CACHE to a folder within one of your own")

@@ -1,8 +1,8 @@
 """Compiled libraries that come with the package (``make wheel``), so that its user needs no compiler.
 
-They lie in ``compiled/TARGET``. Their names have a hash of the source and flags they were made from, so that they are
-never used with another version's Python, and one of their content, which is checked before they are loaded. Whoever can
-write there can change the Python beside them too.
+They are in ``compiled/TARGET``. Their names have a hash of their source and flags, so that they are never used with
+another version of the Python code, and a hash of their content, which is checked before loading. Owners of the folder
+are not checked: users who can write to it can also change the Python code beside it.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ GLIBC = (2, 28)
 
 @dataclass(frozen=True)
 class Target:
-    """Processors that one library is for."""
+    """The processors that a library is compiled for."""
 
     name: str
     machine: str
@@ -50,8 +50,8 @@ TARGETS = (  # the best first
 
 
 def load(source: Path, opened: Callable[[Path], ctypes.CDLL]) -> ctypes.CDLL:
-    """The library of a source by ``opened``: one that came with the package, or built here. Raises ``OSError`` that
-    says why there is none."""
+    """The library of a source, loaded by ``opened``: one that came with the package, or one compiled here. Raises
+    ``OSError`` if there is none."""
     mode, trouble = fused_mode(), ""
     if mode != "native":
         try:
@@ -62,7 +62,7 @@ def load(source: Path, opened: Callable[[Path], ctypes.CDLL]) -> ctypes.CDLL:
             trouble = str(error)
             tell(f"a kernel that came with the package cannot be used: {trouble}")
     if mode == "prebuilt":
-        raise OSError(f"{trouble}; the environment variable {FUSED_SWITCH} is prebuilt, so that nothing is compiled")
+        raise OSError(f"{trouble}; nothing is compiled, because the environment variable {FUSED_SWITCH} is prebuilt")
     try:
         return opened(native.build(source))
     except OSError as error:
@@ -82,7 +82,7 @@ def find(source: Path) -> Path | None:
 
 
 def stem(source: Path, target: Target) -> str:
-    """How a library's name begins; the hash of its content follows."""
+    """The beginning of a library's file name. The hash of its content follows."""
     return f"{source.stem}-{native.fingerprint(source, target.flags)}"
 
 

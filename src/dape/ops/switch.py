@@ -1,5 +1,7 @@
-"""Switches of hand-written kernels: the environment variables DAPE_KERNELS, for all of them, and DAPE_FUSED, for those
-in C++. They are read at every call, never when the package is imported. No torch here."""
+"""Environment variables that switch kernels: DAPE_KERNELS for all of them, DAPE_FUSED for those in C++.
+
+They are read at every call, not when the package is imported. No torch here.
+"""
 
 import os
 from collections.abc import Mapping

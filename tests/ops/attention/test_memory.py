@@ -7,7 +7,7 @@ import torch
 
 from dape import attention, build
 from dape.ops.attention import LagMemory
-from dape.ops.attention.engines.cpp import Prepared
+from dape.ops.attention.engines.cpp import laid_out
 from dape.ops.attention.fused.available import why_not_compiled
 from dape.ops.attention.memory import FEW_QUERIES, LEAST_ROOM
 
@@ -82,8 +82,9 @@ def test_tables_are_made_once(monkeypatch):
 
 @pytest.mark.skipif(why_not_compiled(torch.empty(0)) is not None, reason="the kernel cannot be compiled here")
 def test_tables_are_laid_out_once_for_the_compiled_kernel(monkeypatch):
-    pe, memory, rooms, of = make("dape-kerple"), LagMemory(), [], Prepared.of
-    monkeypatch.setattr(Prepared, "of", lambda *given: (rooms.append(given[-1]), of(*given))[1])
+    pe, memory, rooms = make("dape-kerple"), LagMemory(), []
+    seen = lambda *given: (rooms.append(given[-1]), laid_out(*given))[1]  # noqa: E731
+    monkeypatch.setattr("dape.ops.attention.memory.laid_out", seen)
     with torch.no_grad():
         for keys in range(250, 262):
             attention(*tensors(keys, batch=1), pe, memory=memory, impl="fused")

@@ -38,7 +38,7 @@ DOCUMENTS = {"q_document": torch.arange(9) // 5, "k_document": torch.arange(9) /
         ("rope", "auto", {}, ("sdpa", "torch sdpa"), "plain scores"),
         ("nope", "auto", {"causal": False}, ("sdpa", "torch sdpa"), "exact"),
         ("learned", "sdpa", {}, ("sdpa", "torch sdpa"), "asked for"),
-        ("rope", "blocked", {}, ("blocked", "lag tables"), "lag alone"),
+        ("rope", "blocked", {}, ("blocked", "lag tables"), "only on the lag"),
         ("rope", "auto", SCATTERED, (COMPILED, "bias tiles"), "not one consecutive run"),
         ("rope", "auto", DOCUMENTS, (COMPILED, "bias tiles"), "not one consecutive run"),
         ("kerple", "auto", {}, (COMPILED, "lag tables"), "one table serves all rows"),

@@ -182,5 +182,5 @@ def test_explained_and_refused():
     assert choice.kernel == "lag tables" and "number of the query plus one of the key" in choice.reason
     with pytest.raises(ValueError, match=r"rows of a separable bias must be .* = \[2, 4, 9\].* got \[2, 4, 8\]"):
         dape.attention(*inputs, make(8, 9, batch=2), impl="blocked")
-    with pytest.raises(ValueError, match="leave the logits alone"):
+    with pytest.raises(ValueError, match="do not change the logits"):
         dape.attention(*inputs, pe, impl="sdpa")

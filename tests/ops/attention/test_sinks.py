@@ -104,12 +104,12 @@ def test_a_gpu_computes_them_in_tiles(monkeypatch):
     for name in ("sink-kerple", "sink-dape-kerple"):
         choice = operator.choose(q, q, q, grid, make(name).score_form(), "auto", sinks=True)
         assert (choice.impl, choice.kernel) == ("blocked", "lag tables")
-        assert choice.reason.endswith("its kernels know no sinks")
+        assert choice.reason.endswith("its kernels do not support sinks")
 
 
 def test_explained_and_refused():
     q = torch.randn(1, HEADS, 9, WIDTH)
     with pytest.raises(ValueError, match="without sinks"):
         dape.attention(q, q, q, make("sink-nope"), impl="sdpa")
-    with pytest.raises(ValueError, match="know no sinks"):
+    with pytest.raises(ValueError, match="do not support sinks"):
         dape.attention(q, q, q, make("sink-cope"), impl="fused")

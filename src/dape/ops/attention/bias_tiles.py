@@ -1,7 +1,7 @@
 """Attention whose bias is evaluated tile by tile: FIRE, positions that are not consecutive, packed documents, ...
 
-B of a tile is computed when the tile is, shared by its batch items, and recomputed in the backward pass, where autograd
-takes the gradient of the tile's B to the encoding's parameters. Memory stays linear in the length.
+B of a tile is computed with the tile, and shared by its batch items where possible. The backward pass computes it
+again, and autograd carries its gradient to the encoding's parameters. Memory stays linear in the length.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,8 @@ def bias_tile_attention(
     sinks: Float[Tensor, " h"] | None = None,
     engine: str = "blocked",
 ) -> Float[Tensor, "b h q e"]:
-    """``engine``: a name from ``engines/catalogue.py``; ``separable``: what form.separable adds to static and pre."""
+    """``engine`` is a name of ``engines/catalogue.py``; ``separable`` is the part of static and pre that
+    ``form.separable`` adds."""
     mix = form.mix
     weights = (None,) * 5 if mix is None else (mix.wa, mix.wb, mix.b1, mix.w2, mix.b2)
     parameters = () if form.source is None else tuple(form.source.module.parameters())
@@ -76,16 +77,16 @@ def _call(grid: Grid, q, k, v, of_rows: Tensor | None, of_keys: Tensor | None, w
     return Call(q, k, v, wa, w2, grid.key_padding_mask, grid.offset if grid.causal else None, separable)
 
 
-# B is a Python function called once per tile: torch.compile would unroll the loop for every length.
+# Not compiled: torch.compile would unroll the loop over tiles for every length.
 _apply = cast(Callable[..., Tensor], torch.compiler.disable(_BiasTiles.apply))
 
 
 def _leaf_copy(form: ScoreForm, saved: Sequence[Tensor]) -> tuple[nn.Module | None, list[Tensor]]:
-    """The module B comes from, with the parameters it had in the forward pass as fresh leaves.
+    """A copy of the module that computes B, with the parameters of the forward pass as new leaves.
 
-    Differentiating the module itself would run the users' gradient hooks once per tile, and would see other values if
-    the parameters were swapped in between (``torch.func.functional_call``). Parameters in half precision are float32
-    here: rounding every tile's share of their gradients would cost more than rounding the sum.
+    Differentiating the module itself would run the users' gradient hooks once per tile, and would use wrong values if
+    parameters were swapped for the forward pass (``torch.func.functional_call``). Half-precision parameters are float32
+    here, so that only the sum of their gradients is rounded, not each tile's part.
     """
     if form.source is None:
         return None, []
@@ -111,9 +112,9 @@ class _BiasTerms:
         return self.grid.same_for_all_items
 
     def on(self, tile: Tile, *, backward: bool = False) -> TileTerms:
-        grid = self._part(tile)
-        bias = self._bias(grid, backward)
-        return TileTerms(static=self._static(bias, grid.visible()), pre=self._pre(bias), bias=bias)
+        reversed_rows = torch.arange(tile.i1 - 1, tile.i0 - 1, -1, device=self.grid.q_index.device)
+        grid = self.grid.items(tile.b0, tile.b1).rows(reversed_rows).first_keys(tile.keys)
+        return self._on(grid, grid.visible(), backward)
 
     @property
     def differ_by_item(self) -> bool:
@@ -121,8 +122,10 @@ class _BiasTerms:
 
     def on_rows(self, block: RowBlock, *, backward: bool = False) -> TileTerms:
         grid = self.grid.rows(block.part).first_keys(block.keys)
+        return self._on(grid, replace(grid, key_padding_mask=None).visible(), backward)
+
+    def _on(self, grid: Grid, visible: Tensor | None, backward: bool) -> TileTerms:
         bias = self._bias(grid, backward)
-        visible = replace(grid, key_padding_mask=None).visible()
         return TileTerms(static=self._static(bias, visible), pre=self._pre(bias), bias=bias)
 
     def _bias(self, grid: Grid, backward: bool) -> Float[Tensor, "h #i r k"] | None:
@@ -133,22 +136,16 @@ class _BiasTerms:
             check_bias_shape(bias, (self.heads, grid.q_index.shape[-1], grid.k_index.shape[-1]))
             return bias.unsqueeze(1) if bias.dim() == 3 else bias.transpose(0, 1)
 
-    def _part(self, tile: Tile) -> Grid:
-        reversed_rows = torch.arange(tile.i1 - 1, tile.i0 - 1, -1, device=self.grid.q_index.device)
-        return self.grid.items(tile.b0, tile.b1).rows(reversed_rows).first_keys(tile.keys)
-
     def _static(self, bias: Tensor | None, visible: Tensor | None) -> Tensor | None:
         static = None if bias is None or not self.form.adds_bias else bias.detach()
         if self.b2 is not None:
             b2 = self.b2.to(self.dtype).view(-1, 1, 1, 1)
             static = b2 if static is None else static + b2
+        static = None if static is None else static * LOG2_E
         if visible is None:
-            return None if static is None else static * LOG2_E
-        static = (
-            torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.grid.q_index.device)
-            if static is None
-            else static * LOG2_E
-        )
+            return static
+        if static is None:
+            static = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.grid.q_index.device)
         return torch.where(visible, static, -torch.inf)
 
     def _pre(self, bias: Tensor | None) -> Tensor | None:

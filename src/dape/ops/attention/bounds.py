@@ -1,4 +1,4 @@
-"""How far an implementation may be from the definition in float64. The derivation stands in docs/numerics.md."""
+"""Error bounds of implementations against the definition in float64. docs/numerics.md has the derivation."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ OPERAND_UNIT = {torch.float64: 0.0, torch.float32: 0.0, torch.float16: 2.0**-11,
 """The same for the type that operands of products are rounded to."""
 TF32_UNIT = 2.0**-11
 LEAST = 1e-3
-"""Errors count relative to the largest entry of their tensor, and of a tensor of tiny entries relative to this part of
-the largest entry of all."""
+"""Errors are relative to the largest entry of their tensor, but at least to this fraction of the largest entry of all
+tensors."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Relative to the largest entry."""
+    """Bounds relative to the largest entry."""
 
     output: float
     gradient: float
@@ -30,17 +30,19 @@ class Bounds:
 
 
 def bounds(operands: torch.dtype, terms: int, *, tf32: bool = False, in_logits: int = 0) -> Bounds:
-    """For products whose operands are rounded to ``operands`` and sums of ``terms`` terms in all, one after the other;
-    with ``tf32``, PyTorch's own products of float32 are rounded, too. ``in_logits`` results on the way to a logit are
-    also kept in ``operands``: none in our implementations, but all of them where attention is written down densely."""
+    """Bounds for products with operands in the dtype ``operands``, and for ``terms`` terms in all consecutive sums.
+
+    With ``tf32``, PyTorch's float32 products are rounded too. ``in_logits`` is the number of intermediate results of a
+    logit that are rounded to ``operands``: 0 in our implementations, but not in dense listings of attention.
+    """
     rounding = OPERAND_UNIT[operands] + (TF32_UNIT if tf32 else 0.0)
     sums = terms * (DOUBLE_SUM_UNIT if operands == torch.float64 else SUM_UNIT)
     return Bounds(output=4 * (1 + in_logits) * rounding + sums, gradient=(8 + 4 * in_logits) * rounding + 8 * sums)
 
 
 def relative_errors(found: dict[str, Tensor], exact: dict[str, Tensor], *, least: float = LEAST) -> dict[str, float]:
-    """By name, of the largest entry, or of ``least`` times the largest of all. What is not a number is infinitely far
-    off."""
+    """Errors by name, relative to the tensor's largest entry, or to ``least`` times the largest of all tensors. NaN
+    counts as infinite."""
     largest = max(value.abs().max().item() for value in exact.values())
     errors = {}
     for name, value in exact.items():
@@ -59,11 +61,11 @@ def steady_rows(
     operands: torch.dtype,
     terms: int,
 ) -> Bool[Tensor, "b 1 q 1"]:
-    """Rows without a hidden unit of f so near to 0 that rounding decides its slope: there gradients jump, and differ
-    between implementations that are both right. q and k are rotated, in float64; q is scaled."""
+    """The rows in which no hidden unit of f is so near 0 that rounding decides its slope. In other rows gradients jump,
+    and correct implementations differ. q and k are rotated, in float64; q is scaled."""
     scores, sizes = q @ k.transpose(-1, -2), q.abs() @ k.abs().transpose(-1, -2)
     z = torch.einsum("Dh,bhqk->bDqk", wa, scores) + pre
     reach = torch.einsum("Dh,bhqk->bDqk", wa.abs(), sizes)
-    # In half precision f takes both operands in two parts: three roundings of the lesser ones are lost.
+    # In half precision, operands of f are split into two parts. Three rounding errors of the smaller parts remain.
     slack = 3 * OPERAND_UNIT[operands] ** 2 * reach + terms * SUM_UNIT * (reach + pre.abs())
     return ~(z.abs() <= slack).any(1).any(-1)[:, None, :, None]

@@ -24,7 +24,7 @@ Features = Float[Tensor, "b k n"] | tuple[Float[Tensor, "b q n"], Float[Tensor, 
 
 @torch.compiler.assume_constant_result  # its body is not traced
 def why_off() -> str | None:
-    """None unless hand-written kernels are switched off."""
+    """The reason if hand-written kernels are switched off, else None."""
     return WHY_OFF if kernels_mode() == "off" else None
 
 
@@ -42,7 +42,10 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, pe: PositionalEncoding) -> No
     if q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k must have the same width, got {shapes}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: the first must be a multiple")
+        raise ValueError(
+            f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: the first number must be a multiple of the "
+            "second"
+        )
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise TypeError(
             f"q, k and v must have the same floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}; "
@@ -86,8 +89,11 @@ def check_no_tangents(*tensors: Tensor) -> None:
 
 
 def check_outcome(out: Tensor, pe: PositionalEncoding) -> None:
-    """Name a broken parameter instead of handing on its NaNs. Non-finite *inputs* pass, as in any torch operator: loss
-    scaling relies on it. On a CPU only; elsewhere reading the result would stall the device."""
+    """Raise ValueError that names a non-finite parameter, if the output is not finite.
+
+    Non-finite inputs are allowed, as in any torch operator: loss scaling relies on it. Checked only on a CPU, because
+    reading the output would stall other devices.
+    """
     if torch.compiler.is_compiling() or out.device.type != "cpu":
         return
     if bool(out.detach().sum(dtype=accumulation_dtype(out.dtype)).isfinite()):
@@ -111,7 +117,7 @@ def make_grid(
     q_document: Tensor | None = None,
     k_document: Tensor | None = None,
 ) -> Grid:
-    """The positions of a call: given ones, or keys 0, 1, 2, ... of which the queries are the last."""
+    """The grid of a call: with given positions, or with keys at 0, 1, 2, ... and queries at the last keys."""
     queries, keys = q.shape[2], k.shape[2]
     if (q_pos is None) != (k_pos is None):
         raise ValueError("give both q_pos and k_pos, or neither (keys then count from 0 and the queries are the last)")
@@ -125,30 +131,33 @@ def make_grid(
         if queries > keys:
             raise ValueError(
                 f"{queries} queries but only {keys} keys: without q_pos and k_pos the queries are the last keys. "
-                "Pass both to say where the queries stand"
+                "Pass both to give the positions of the queries"
             )
         grid = Grid.of_length(queries, keys, causal=causal, device=q.device)
     else:
         _check_integers("q_pos", q_pos, q, queries)
         _check_integers("k_pos", k_pos, q, keys)
-        q_pos, k_pos = (_once_if_all_equal(as_positions(name, x)) for name, x in (("q_pos", q_pos), ("k_pos", k_pos)))
+        q_pos, k_pos = (_shared_positions(as_positions(name, x)) for name, x in (("q_pos", q_pos), ("k_pos", k_pos)))
         grid = Grid(q_index=q_pos, k_index=k_pos, causal=causal, offset=_known_offset(q_pos, k_pos))
     if q_document is not None and k_document is not None and q_document.dim() != k_document.dim():
         q_document, k_document = (ids.expand(q.shape[0], -1) for ids in (q_document, k_document))
     return replace(grid, key_padding_mask=key_padding_mask, q_document=q_document, k_document=k_document)
 
 
-def _once_if_all_equal(positions: Tensor) -> Tensor:
-    """Positions repeated for every batch item, as Hugging Face models pass them, given once: this allows the tables
-    over lags. Not while compiling: it reads values."""
+def _shared_positions(positions: Tensor) -> Tensor:
+    """Remove the batch axis if all items have the same positions, as in Hugging Face models: this allows tables over
+    lags. Not while compiling, because it reads values."""
     if positions.dim() == 1 or torch.compiler.is_compiling() or not positions.numel():
         return positions
     return positions[0] if bool((positions == positions[:1]).all()) else positions
 
 
 def _known_offset(q_pos: Tensor, k_pos: Tensor) -> int | None:
-    """Recognise consecutive positions, which allow faster computation; items may begin at different ones, as long as
-    queries and keys are the same distance apart. Not while compiling: it reads values."""
+    """The first query's position minus the first key's, if both are consecutive, which allows faster kernels.
+
+    Items may begin at different positions, if this difference is the same. None while compiling, because it reads
+    values.
+    """
     if torch.compiler.is_compiling() or not (q_pos.numel() and k_pos.numel()):
         return None
     first = q_pos[..., 0] - k_pos[..., 0]

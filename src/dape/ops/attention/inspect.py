@@ -21,9 +21,9 @@ class Intermediates:
     scores: Float[Tensor, "b h r k"]
     """A: scaled scores of (rotated) queries and keys."""
     bias: Float[Tensor, "*b h r k"] | None
-    """B of an additive encoding or of the one inside DAPE, else None."""
+    """B of an additive encoding or of the base of DAPE; None for other encodings."""
     f: Float[Tensor, "b h r k"] | None
-    """The output of DAPE's f alone, None for other encodings."""
+    """The output of DAPE's f; None for other encodings."""
     logits: Float[Tensor, "b h r k"]
     weights: Float[Tensor, "b h r k"]
     visible: Bool[Tensor, "*b r k"] | None
@@ -45,15 +45,15 @@ def intermediates(
 ) -> Intermediates:
     """Scores, bias, f, logits and weights of chosen query rows.
 
-    The same hooks as in :func:`dape.attention` run on the same positions, so ``weights @ v`` (with v repeated for
-    grouped heads) is its output.
+    Runs the hooks of :func:`dape.attention` on the same positions: ``weights @ v`` (with v repeated for grouped heads)
+    is its output.
 
     Args:
         q, k, pe, causal, q_pos, k_pos, key_padding_mask, q_document, k_document, features: as in ``attention``.
-        rows: indices of query rows; negative ones count from the end. By default all.
+        rows: indices of query rows; negative ones count from the end. All rows by default.
 
     Returns:
-        Every stage of these rows.
+        All stages of these rows.
 
     Raises:
         ValueError, TypeError: as :func:`dape.attention`, and for rows that do not exist.
@@ -93,15 +93,11 @@ def intermediates(
 
 
 def _row_index(rows: int | Sequence[int] | slice | None, queries: int, device: torch.device) -> Int[Tensor, " r"]:
-    everything = torch.arange(queries, device=device)
-    if rows is None:
-        return everything
-    if isinstance(rows, slice):
-        return everything[rows]
-    if isinstance(rows, int):
-        rows = [rows]
-    rows = [int(r) for r in rows]
-    outside = [r for r in rows if not -queries <= r < queries]
+    every = torch.arange(queries, device=device)
+    if rows is None or isinstance(rows, slice):
+        return every[rows or slice(None)]
+    rows = [rows] if isinstance(rows, int) else [int(row) for row in rows]
+    outside = [row for row in rows if not -queries <= row < queries]
     if outside:
         raise ValueError(f"rows {outside} do not exist: there are {queries} query rows")
-    return everything[rows]
+    return every[rows]

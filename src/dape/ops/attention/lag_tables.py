@@ -1,8 +1,7 @@
-"""Attention whose position terms are tables over lags, or functions of one number per cell that is a product of such a
-table and a number per row: memory linear in the length.
+"""Attention whose position terms are tables over lags, or functions of a lag's number times a row's number.
 
-An opaque operator for torch.compile, so that one graph serves all lengths; autograd carries the gradients of the tables
-on to the parameters they were made from.
+Memory is linear in the length. The operator is opaque to torch.compile, so that one graph serves all lengths. Autograd
+carries the gradients of the tables to the parameters.
 """
 
 from typing import Any, NamedTuple
@@ -37,16 +36,17 @@ def lag_attention(
     causal: bool,
     engine: str = "blocked",
 ) -> Float[Tensor, "b h q e"]:
-    """``A + static[lag] + w2 . leaky(wa . A + pre[lag])``; differentiable in every floating-point input.
+    """Attention with logits ``A + static[lag] + w2 . leaky(wa . A + pre[lag])``. All floating-point inputs get
+    gradients.
 
-    ``static`` and ``pre`` run from the largest lag, ``offset + queries - 1``, downwards; with ``table``, ``rows`` and
-    ``kinks`` they are slopes and levels (:class:`RampTerms`). ``separable`` is added to both; ``sinks.py``
-    tells of sinks. ``engine``: a name from ``engines/catalogue.py``.
+    ``static`` and ``pre`` start at the largest lag, ``offset + queries - 1``, and go downwards. With ``table``,
+    ``rows`` and ``kinks`` they are slopes and levels (:class:`RampTerms`). ``separable`` is added to both. ``sinks.py``
+    describes sinks. ``engine`` is a name of ``engines/catalogue.py``.
     """
     # The operator's output is not rounded: the backward pass subtracts it from a number nearly as large.
     of = separable or (None, None)
     out, _ = _forward(
-        q, k, v, static, wa, pre, w2, table, rows, *of, sinks, kinks, key_padding_mask, offset, causal, engine
+        q, k, v, static, wa, pre, w2, table, rows, *vectors, sinks, kinks, key_padding_mask, offset, causal, engine
     )
     return out.to(q.dtype)
 
@@ -154,7 +154,8 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
 
 
-_STATIC = 3  # of the arguments
+_STATIC = 3
+"""Index of the argument ``static``."""
 
 
 def _autograd_backward(ctx, grad, _grad_softmax):

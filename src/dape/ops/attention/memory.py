@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dape.ops.attention.engines.cpp import Prepared
+from dape.ops.attention.engines.cpp import Prepared, laid_out
+from dape.ops.attention.fused.run import Mixer, Ramps
 from dape.positional.base import PositionalEncoding, ScoreForm
 from dape.positional.grid import Grid
 
@@ -25,7 +26,7 @@ class LagTables:
     static: Float[Tensor, "h n"] | Float[Tensor, "2 p h"] | None
     pre: Float[Tensor, "D n"] | Float[Tensor, "2 p D"] | None
     table: Float[Tensor, " n"] | None = None
-    """Of ramps, as ``engines/base.py`` has them; the rows' numbers are those of a call."""
+    """The table of :class:`~dape.ops.attention.engines.base.RampTerms`; its ``rows`` differ between calls."""
     kinks: Float[Tensor, " w"] | None = None
 
     def part(self, first: int, count: int) -> "LagTables":
@@ -36,11 +37,11 @@ class LagTables:
 
 
 class LagMemory:
-    """Tables made for earlier tokens of a text. One per layer, beside its cache; explicit, as nothing else remembers.
+    """Tables made for earlier tokens of a text, one object for each layer's cache.
 
-    Parameters that an optimizer, ``load_state_dict`` or another in-place operation has changed are noticed and make new
-    tables; what PyTorch itself does not count, changes through ``.data`` or of tensors made under ``inference_mode``,
-    is not: take a new cache then. Used for causal decoding without gradients; elsewhere it does nothing.
+    Used in causal decoding without gradients; other calls ignore it. Tables are made again if an optimizer,
+    ``load_state_dict`` or another in-place operation changes parameters. PyTorch does not count changes through
+    ``.data`` and of tensors made under ``inference_mode``: use a new cache after these.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class LagMemory:
 
     @staticmethod
     def serves(grid: Grid, queries: int, keys: int) -> bool:
-        """Whether lags are what they seem, and the queries the last of the keys."""
+        """Whether the call is causal decoding: queries are the last keys, positions are not drawn, no gradients."""
         return (
             grid.causal
             and grid.draw is None
@@ -64,7 +65,7 @@ class LagMemory:
     def tables(
         self, pe: PositionalEncoding, keys: int, device: torch.device, make: Callable[[Int[Tensor, " n"]], Kept]
     ) -> tuple[Kept, int]:
-        """Tables from some largest lag down to -(FEW_QUERIES - 1), and the index of lag ``keys - 1`` in them."""
+        """Tables down to lag -(FEW_QUERIES - 1), and the index of lag ``keys - 1`` in them."""
         state = _state(pe)
         if self._tables is None or keys > self._room or state != self._of:
             self._room, self._of, self._prepared = max(LEAST_ROOM, 1 << (keys - 1).bit_length()), state, None
@@ -72,17 +73,16 @@ class LagMemory:
         return self._tables, self._room - keys
 
     def prepared(self, form: ScoreForm, heads: int) -> Prepared:
-        """The last tables, as the compiled kernel reads them."""
+        """The last tables in the layout of the compiled kernel."""
         if self._prepared is None:
-            assert isinstance(self._tables, LagTables)
-            mix = form.mix
-            wa, w2 = (None, None) if mix is None else (mix.wa, mix.w2)
-            lags, kept = self._room + FEW_QUERIES - 1, self._tables
+            kept = self._tables
+            assert isinstance(kept, LagTables)
             if kept.table is None:
-                self._prepared = Prepared.of(kept.static, kept.pre, wa, w2, heads, lags, self._room)
+                terms = laid_out(kept.static, kept.pre, heads, self._room + FEW_QUERIES - 1, self._room)
             else:
                 assert kept.kinks is not None and kept.static is not None
-                self._prepared = Prepared.of_ramps(kept.table, kept.kinks, kept.static, kept.pre, wa, w2)
+                terms = Ramps.of(kept.table, kept.kinks, kept.static, kept.pre)
+            self._prepared = Prepared(terms, None if form.mix is None else Mixer(form.mix.wa, form.mix.w2))
         return self._prepared
 
 

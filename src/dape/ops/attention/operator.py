@@ -24,7 +24,7 @@ from dape.ops.attention.engines.base import Engine, OfRowsAndKeys, Verdict
 from dape.ops.attention.engines.catalogue import ENGINES
 from dape.ops.attention.lag_tables import lag_attention
 from dape.ops.attention.memory import LagMemory, LagTables
-from dape.ops.attention.reference import nothing_to_see, reference_attention
+from dape.ops.attention.reference import reference_attention, zero_output
 from dape.ops.attention.row_blocks import row_block_attention
 from dape.ops.attention.row_forms import KERNELS, RowKernel, row_form_attention
 from dape.positional.angles import exact_dtype
@@ -34,20 +34,21 @@ from dape.positional.row_forms import RowForm
 
 Impl = Literal["auto", "reference", "blocked", "fused", "triton", "sdpa"]
 
+NO_SINKS = "its kernels do not support sinks"
+
 SMALL_CELLS = 1 << 18
-"""Up to this many batch x head x query x key cells an encoding without a closed form is computed at once."""
+"""With at most this many batch x head x query x key cells, an encoding without a closed form is computed at once."""
 SHORT_KEYS, WIDE, SHORT_CELLS = 48, 32, 1 << 22
-"""Without a causal mask, up to so many keys and from such a head width on, the whole matrix with a bias is faster on a
-CPU than tiles of it (narrower heads are slower), and takes little memory. Only the compiled kernel is faster still,
-with tables over lags."""
+"""Without a causal mask, the whole matrix is faster on a CPU than tiles if there are at most SHORT_KEYS keys and
+SHORT_CELLS cells, and heads are at least WIDE. Only the compiled kernel with tables over lags is faster."""
 MASK_CELLS = 1 << 24
-"""PyTorch's attention reads a mask of so many cells at the most: more rows are done in blocks, so that memory stays
-linear in the length."""
+"""Most cells of a mask for PyTorch's attention. More rows are computed in blocks, so that memory stays linear in the
+length."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which implementation computes a call, and why."""
+    """The implementation that computes a call, and the reason for it."""
 
     impl: Literal["reference", "blocked", "fused", "triton", "sdpa"]
     kernel: Literal["whole matrix", "lag tables", "lag ramps", "bias tiles", "row blocks", "torch sdpa"] | RowKernel
@@ -116,38 +117,37 @@ def attention(
 ) -> Float[Tensor, "b h q e"] | tuple[Float[Tensor, "b h q e"], Choice]:
     """Attention with any positional encoding: ``softmax(mask(pe.logits(q k' / sqrt(d)))) v``.
 
-    Half-precision inputs are computed in float32 and returned in their own dtype (rotated q and k are rounded to it on
-    the way). Rows that see no key return zeros.
+    Half-precision inputs are computed in float32, and the output is returned in their dtype (rotated q and k are
+    rounded to it). Rows that see no key return zeros.
 
     Args:
         q: queries.
-        k, v: keys and values. Their heads ``g`` may be fewer than those of q (grouped-query attention).
-        pe: the encoding, from :func:`dape.build` or of a class of your own.
+        k, v: keys and values. They may have fewer heads ``g`` than q (grouped-query attention).
+        pe: the encoding, from :func:`dape.build` or an instance of your own class.
         causal: hide keys whose position is larger than the query's.
-        q_pos, k_pos: positions. By default keys count from 0 and the queries are the last of them, as with a KV cache.
+        q_pos, k_pos: positions. By default keys count from 0 and the queries are the last keys, as with a KV cache.
         key_padding_mask: True at keys that are padding.
-        q_document, k_document: numbers of the documents of a packed batch, which then do not see each other. Without
-            them, positions that start anew would let later documents be seen.
-        features: for encodings that read any (fox, inkling): ``pe.features(x)`` of all keys, where x is what enters the
-            attention layer and the queries are the last keys; or a pair, of the queries and of the keys.
-        rotated: q and k have been through ``pe.rotate`` already, as the keys of a cache may have been if
-            ``pe.rotates_once``.
-        memory: kept beside a cache, it holds tables of the bias from one token to the next.
+        q_document, k_document: numbers of the documents of a packed batch. Queries see only keys of their document.
+            Positions that start again at 0 do not separate documents.
+        features: for encodings that read features (fox, inkling): ``pe.features(x)`` of all keys, where x is the input
+            of the attention layer and the queries are the last keys; or a pair, of the queries and of the keys.
+        rotated: q and k are already rotated by ``pe.rotate``, such as the keys of a cache if ``pe.rotates_once``.
+        memory: tables of the bias that are kept from token to token, one :class:`LagMemory` for each layer's cache.
         impl: ``reference``: the definition, memory quadratic in the length. ``blocked``: exact, memory linear in the
             length. ``fused``: the same in a C++ kernel (CPU, not float64), prebuilt or compiled on first use.
-            ``triton``: the same in Triton kernels (GPU, not float64). They were developed without a GPU and are
-            compared with the definition on yours before they are used
-            (``DAPE_KERNELS`` in ``ops/attention/README.md``). ``sdpa``: PyTorch's fused attention, where the logits are
-            plain scores. ``auto``: the best of these for the call.
-        explain: return the choice too.
+            ``triton``: the same in Triton kernels (GPU, not float64). They were developed without a GPU, and are
+            compared with the definition on your GPU before they are used (``DAPE_KERNELS`` in
+            ``ops/attention/README.md``). ``sdpa``: PyTorch's fused attention, for encodings that do not change the
+            scores. ``auto``: the best of these for the call.
+        explain: also return the choice.
 
     Returns:
-        The output for every query; with ``explain``, a pair of it and the :class:`Choice` that was made.
+        The output for every query; with ``explain``, a pair of the output and the :class:`Choice`.
 
     Raises:
         ValueError: shapes, positions or features that do not fit the encoding or each other, or an ``impl`` that cannot
             compute the call exactly.
-        TypeError: positions that are no integers, or a ``pe`` that is no encoding.
+        TypeError: positions that are not integers, or a ``pe`` that is not an encoding.
 
     Examples:
         >>> from dape import build
@@ -172,7 +172,7 @@ def attention(
     grid = with_features(grid, features, pe, q, k)
     pe, grid = pe.settle(grid)
     check_causal(pe, causal)
-    # Autocast would move scores, f and softmax to half precision behind our back.
+    # Autocast would compute scores, f and softmax in half precision.
     with without_autocast(q.device):
         form = any_form(pe)
         choice = choose(q, k, v, grid, form, impl, sinks=pe.sinks() is not None)
@@ -185,7 +185,7 @@ def attention(
 
 
 def _exporting() -> bool:
-    """Torch 2.6 does not tell; what is exported with it names our operators."""
+    """Whether torch.export is tracing. Torch 2.6 cannot tell: what it exports calls our operators."""
     return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
 
 
@@ -199,24 +199,20 @@ def choose(
     *,
     sinks: bool = False,
 ) -> Choice:
-    """What ``attention`` will run for a call, and why."""
+    """The implementation that ``attention`` uses for a call. Raises ValueError if ``impl`` cannot compute it."""
     plain = isinstance(form, ScoreForm) and form.plain and grid.offset is not None and grid.q_document is None
     plain = plain and not sinks
     if impl == "reference":
         return Choice("reference", "whole matrix", "asked for")
     if impl == "auto" and not plain and _exporting():
-        return Choice("reference", "whole matrix", "exported: operations that every runtime has, for any length")
+        return Choice("reference", "whole matrix", "exported: only operations that every runtime has, for any length")
     if impl == "sdpa" and not plain:
         raise ValueError(
-            "impl='sdpa' is exact only for encodings that leave the logits alone (nope, sinusoidal, learned, "
+            "impl='sdpa' is exact only for encodings that do not change the logits (nope, sinusoidal, learned, "
             "rotations), without sinks, on consecutive positions; use impl='auto'"
         )
-    if isinstance(form, RowForm) and sinks and impl in ("auto", "blocked"):
-        return _choose_rows(q, k, "kernels for this form know no sinks", small_matrix=impl == "auto")
     if isinstance(form, RowForm):
-        if sinks:
-            raise ValueError(f"impl={impl!r} is not possible: its kernels for this form know no sinks; use impl='auto'")
-        return _choose_row_form(q, k, v, grid, form, impl)
+        return _choose_row_form(q, k, v, grid, form, impl, sinks=sinks)
     match impl:
         case "blocked":
             return _choose_blocked(grid, form)
@@ -225,7 +221,7 @@ def choose(
         case "sdpa":
             return Choice("sdpa", "torch sdpa", "asked for")
     if plain:
-        return Choice("sdpa", "torch sdpa", "logits are plain scores, for which PyTorch's fused attention is exact")
+        return Choice("sdpa", "torch sdpa", "the logits are plain scores, for which PyTorch's fused attention is exact")
     cells = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if not isinstance(form, ScoreForm):
         return _choose_rows(q, k, "logits have no closed form")
@@ -234,17 +230,17 @@ def choose(
     short = form.mix is None and cells <= SHORT_CELLS and _is_short(q, k, grid)
     chosen = replace(_choose_blocked(grid, form, engine.name), impl=engine.name)
     if short and not (found.ok and chosen.kernel != "bias tiles"):
-        return Choice("reference", "whole matrix", "so few keys that the matrix is faster than tiles of it")
+        return Choice("reference", "whole matrix", "there are so few keys that the matrix is faster than tiles of it")
     words = found.words if found.ok or engine.name != "fused" else f"not compiled: {found.words}"
     chosen = chosen if found.ok else _choose_blocked(grid, form)
     return _with_reason(chosen, words) if words else chosen
 
 
-def _choose_row_form(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: RowForm, impl: Impl) -> Choice:
+def _choose_row_form(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: RowForm, impl: Impl, *, sinks: bool) -> Choice:
     engine = _first_engine(q) if impl == "auto" else ENGINES[impl]
-    found = engine.judge_rows(q, k, v, grid, form)
+    found = Verdict(False, NO_SINKS) if sinks else engine.judge_rows(q, k, v, grid, form)
     if found.ok:
-        choice = Choice("blocked", KERNELS[type(form)], "logits are of a form that has a kernel of its own")
+        choice = Choice("blocked", KERNELS[type(form)], "there is a kernel for this form of logits")
         return replace(choice, impl=engine.name)
     if impl in ("fused", "triton"):
         raise ValueError(f"impl={impl!r} is not possible: {found.words}; use impl='auto'")
@@ -267,7 +263,7 @@ def _with_reason(choice: Choice, more: str) -> Choice:
 
 def _judge(engine: str, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, sinks: bool) -> Verdict:
     if sinks and not ENGINES[engine].takes_sinks:
-        return Verdict(False, "its kernels know no sinks")
+        return Verdict(False, NO_SINKS)
     tables = _choose_blocked(grid, form, engine).kernel in ("lag tables", "lag ramps")
     return ENGINES[engine].judge(q, k, v, grid, form, tables=tables)
 
@@ -288,8 +284,8 @@ def _choose_kernel(
 ) -> Choice:
     if form is None:
         raise ValueError(
-            f"impl={impl!r} needs logits in closed form, which this encoding does not have (or has lost, if a layer of "
-            "it has hooks or was replaced, as by pruning or LoRA); use impl='auto'"
+            f"impl={impl!r} needs logits in closed form. This encoding has none, or lost it because one of its layers "
+            "has hooks or was replaced, as by pruning or LoRA; use impl='auto'"
         )
     found = _judge(impl, q, k, v, grid, form, sinks=sinks)
     if not found.ok:
@@ -305,16 +301,15 @@ def _choose_blocked(grid: Grid, form: ScoreForm | None, engine: str = "blocked")
     if grid.offset is None or grid.q_document is not None:
         return Choice("blocked", "bias tiles", "several documents, or positions that are not one consecutive run")
     if form.separable is not None and not ENGINES[engine].takes_separable:
-        return Choice("blocked", "bias tiles", "B has numbers of queries and keys: it is evaluated on each tile")
+        return Choice("blocked", "bias tiles", "B has a term for each query and key: it is evaluated on each tile")
     if form.source is None and form.separable is not None:
-        words = "B is a number of the query plus one of the key: two vectors serve all cells"
-        return Choice("blocked", "lag tables", words)
+        return Choice("blocked", "lag tables", "B is a number of the query plus one of the key")
     if form.source is not None and form.source.at is None:
         if form.source.ramp is not None and ENGINES[engine].takes_ramps:
-            words = "B is piecewise linear in a number of the lag times one of the row: small tables serve all cells"
+            words = "B is piecewise linear in the product of a number of the lag and a number of the row"
             return Choice("blocked", "lag ramps", words)
         return Choice("blocked", "bias tiles", "B depends on more than the lag: it is evaluated on each tile")
-    return Choice("blocked", "lag tables", "B depends on the lag alone: one table serves all rows")
+    return Choice("blocked", "lag tables", "B depends only on the lag: one table serves all rows")
 
 
 def _run(
@@ -328,7 +323,7 @@ def _run(
     memory: LagMemory | None,
 ) -> Tensor:
     if q.shape[2] == 0 or k.shape[2] == 0:
-        return nothing_to_see(q, v)
+        return zero_output(q, v)
     match choice.kernel:
         case "whole matrix":
             return reference_attention(q, k, v, pe, grid)
@@ -474,5 +469,5 @@ def _masked_sdpa(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
     assert visible is not None
     visible = visible.unsqueeze(-3)
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-    # PyTorch leaves rows that see nothing undefined.
+    # PyTorch does not define the output of rows that see no key.
     return out.masked_fill(~visible.any(-1, keepdim=True), 0.0)

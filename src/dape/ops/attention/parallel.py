@@ -1,8 +1,8 @@
 """Threads over tiles.
 
-A tile's operations are too short to be split across cores efficiently (measured: two threads inside them gain little,
-two tiles side by side gain 2x), so on a CPU each of torch's threads gets tiles of its own and runs them alone. The
-assignment is fixed in advance: the same number of threads gives the same bits.
+A tile's operations are too short to be split across cores efficiently (measured: two threads in an operation gain
+little, two tiles in parallel gain 2x). On a CPU, each of torch's threads therefore computes whole tiles. The assignment
+is fixed in advance: the same number of threads gives the same bits.
 """
 
 import functools
@@ -28,7 +28,7 @@ def run_shares(
     inference = torch.is_inference_mode_enabled()
 
     def task(share: Sequence[Job]) -> Result:
-        # Modes belong to a thread. Inference mode is the caller's; autocast would round what must stay accurate.
+        # Modes are set per thread: inference mode as in the caller; no autocast, which would round.
         with torch.inference_mode(inference), torch.no_grad(), without_autocast(device):
             return work(share)
 

@@ -1,4 +1,4 @@
-"""The definition of correct: the whole score matrix, in the order scores, encoding, mask, softmax, values."""
+"""The definition: the whole score matrix, in the order scores, encoding, mask, softmax, values."""
 
 import math
 
@@ -32,7 +32,7 @@ def scaled_scores(q: Float[Tensor, "b h q d"], k: Float[Tensor, "b g k d"]) -> F
 def masked_softmax(
     logits: Float[Tensor, "b h q k"], visible: Bool[Tensor, "*b #q k"] | None, sinks: Float[Tensor, " h"] | None = None
 ) -> Float[Tensor, "b h q k"]:
-    """Softmax over visible keys; a row that sees none is all zeros, with zero gradients. Sinks are a further key, whose
+    """Softmax over visible keys. Rows that see no key are zeros, with zero gradients. A sink is one more key, whose
     weight is dropped."""
     hidden = None if visible is None else ~visible.unsqueeze(-3)
     if hidden is not None:
@@ -45,7 +45,7 @@ def masked_softmax(
     return weights if hidden is None else weights.masked_fill(hidden, 0.0)
 
 
-def nothing_to_see(q: Float[Tensor, "b h q d"], v: Float[Tensor, "b g k e"]) -> Float[Tensor, "b h q e"]:
-    """Zeros, the output of rows without keys, that still belong to the graph of q (with zero gradients)."""
+def zero_output(q: Float[Tensor, "b h q d"], v: Float[Tensor, "b g k e"]) -> Float[Tensor, "b h q e"]:
+    """Zeros, the output of rows without keys. They depend on q in the graph, with zero gradients."""
     everywhere = torch.ones((), dtype=torch.bool, device=q.device)
     return q[..., :1].masked_fill(everywhere, 0.0).expand(*q.shape[:-1], v.shape[-1])

@@ -1,6 +1,6 @@
 """Any encoding with memory linear in the length: the reference on one block of query rows at a time.
 
-Exact because a hook may only look along a row. The backward pass recomputes each block instead of storing it.
+This is exact because hooks look only along rows. The backward pass recomputes each block instead of storing it.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dape.ops.attention.reference import nothing_to_see, reference_attention
+from dape.ops.attention.reference import reference_attention, zero_output
 from dape.ops.attention.tiling import plan_tiles
 from dape.positional.base import PositionalEncoding, accumulation_dtype
 from dape.positional.grid import Grid
@@ -48,7 +48,7 @@ def row_block_attention(
     for block in reversed(blocks):
         rows, keys = slice(block.i0, block.i1), block.keys
         if keys == 0:
-            outputs.append(nothing_to_see(q[:, :, rows], v))
+            outputs.append(zero_output(q[:, :, rows], v))
             continue
         part = grid.rows(rows).first_keys(keys) if cut_keys else grid.rows(rows)
         args = (q[:, :, rows], k[:, :, :keys], v[:, :, :keys])
@@ -68,10 +68,9 @@ class _Rows(nn.Module):
         return reference_attention(q, k, v, self.pe, grid)
 
 
-def _with_weights_of_now(pe: PositionalEncoding) -> Callable[..., Tensor]:
-    """The reference as it is at this moment: when the backward pass asks again, an encoding whose weights were swapped
-    for a call (``torch.func.functional_call``) has its own again. Gradients of weights in half precision are added in
-    float32, like those of k and v."""
+def _with_current_weights(pe: PositionalEncoding) -> Callable[..., Tensor]:
+    """The reference with the present weights, which the backward pass needs again: ``torch.func.functional_call``
+    swaps weights for the forward pass only. Gradients of half-precision weights are summed in float32."""
     rows = _Rows(pe)
     dtypes = {name: p.dtype for name, p in rows.named_parameters()}
     now = {name: p.to(accumulation_dtype(p.dtype)) for name, p in rows.named_parameters()}

@@ -1,7 +1,7 @@
 """Attention for logits of a :data:`~dape.positional.row_forms.RowForm`, by an engine that has a kernel for it.
 
-An opaque operator for torch.compile, like that of ``lag_tables.py``; autograd carries the gradients of the terms on to
-what they were made from.
+The operator is opaque to torch.compile, like that of ``lag_tables.py``. Autograd carries the gradients of the terms to
+the parameters.
 """
 
 from collections.abc import Sequence
@@ -98,10 +98,12 @@ def _terms(q: Tensor, keys: int, form: RowForm, grid: Grid) -> tuple[Tensor, Row
 
 
 def _two_queries(q: Tensor, form: RelativeProduct, grid: Grid) -> tuple[Tensor, Tensor]:
+    """The queries for the keys, and those for the table."""
     q = q.to(accumulation_dtype(q.dtype))
+    first = q + form.u.to(q.dtype).unsqueeze(1)
     if form.second is not None:
-        return q + form.u.to(q.dtype).unsqueeze(1), form.second(grid).to(q.dtype).expand_as(q)
-    return q + form.u.to(q.dtype).unsqueeze(1), q + form.v.to(q.dtype).unsqueeze(1)
+        return first, form.second(grid).to(q.dtype).expand_as(q)
+    return first, q + form.v.to(q.dtype).unsqueeze(1)
 
 
 # Convolutions of B ---------------------------------------------------------------------------------------------------
@@ -141,13 +143,13 @@ def _edges(
     reach, b1 = _reach(form), form.b1.unsqueeze(1)
     found = []
     for place in range(2 * reach):
-        key = place if place < reach else keys - 2 * reach + place  # a range(keys) would fix a compiled graph
+        key = place if place < reach else keys - 2 * reach + place  # range(keys) would fix the length of a graph
         if bias is None or form.wb is None or not 0 <= key < keys:
             found.append(b1.expand(-1, queries))
             continue
-        there = [float(0 <= key + tap - reach < keys) for tap in range(2 * reach + 1)]
+        exists = [float(0 <= key + tap - reach < keys) for tap in range(2 * reach + 1)]
         part = bias[:, first + key : first + key + queries + 2 * reach]
-        of_rows = conv1d(part.unsqueeze(0), form.wb.to(bias.dtype) * bias.new_tensor(there)).squeeze(0)
+        of_rows = conv1d(part.unsqueeze(0), form.wb.to(bias.dtype) * bias.new_tensor(exists)).squeeze(0)
         found.append(of_rows.flip(1) + b1)
     return torch.stack(found) if found else b1.new_zeros(0, len(b1), queries)
 

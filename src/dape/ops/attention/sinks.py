@@ -1,8 +1,8 @@
-"""Learned sinks: one more column per head, with a logit of its own and no value, that takes weight away from the keys.
+"""Learned sinks: one more column per head, with a learned logit and no value, which takes weight away from the keys.
 
-It changes what a row is divided by, and nothing else: the engines compute attention without it, their sums are
-completed here, and their backward pass is right for the completed ones, as what it subtracts (d_out . out) has no part
-of a column without value.
+A sink changes only the sum that a row is divided by. Engines compute attention without it, and their sums are completed
+here. Their backward pass is correct for the completed sums: it subtracts d_out . out, to which a column without a value
+adds nothing.
 """
 
 import torch
@@ -15,7 +15,7 @@ from dape.ops.attention.tiles import LOG2_E
 def with_sinks(
     out: Float[Tensor, "b h q e"], softmax: Float[Tensor, "b h q 2"], sinks: Float[Tensor, " h"] | None
 ) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
-    """Output and softmax as an engine gives them (``engines/base.py``), the output in place."""
+    """Output and softmax of an engine (``engines/base.py``) with sinks. The output is changed in place."""
     if sinks is None:
         return out, softmax
     (top, total), sink = softmax.unbind(-1), _in_base_2(sinks, softmax)

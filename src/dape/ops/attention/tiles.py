@@ -1,10 +1,11 @@
-"""The tile engine: attention for logits in closed form (``engines/base.py``) in PyTorch,
-tile by tile, forward and backward, without ever holding a whole matrix. README.md in this folder derives the backward
-pass and explains the layout. A tile holds all heads of some query rows, *in reversed order*, against the keys they see:
-[head, item, row, key]. Where ``static`` and ``pre`` come from is the business of :class:`Terms`: tables over lags
-(``engines/tiles.py``) or a bias evaluated on each tile (``bias_tiles.py``).
+"""The tile engine: attention for logits in closed form (``engines/base.py``), forward and backward, in PyTorch.
 
-Logits are kept in base 2 (log2 e is folded into the last product), exp2 being cheaper than exp.
+It computes tile by tile and never holds a whole matrix. README.md in this folder derives the backward pass and explains
+the layout. A tile is [head, item, row, key]: all heads of some query rows, *in reversed order*, and the keys they see.
+:class:`Terms` provides ``static`` and ``pre``, from tables over lags (``engines/tiles.py``) or from a bias evaluated on
+each tile (``bias_tiles.py``).
+
+Logits are in base 2 (log2 e is a factor of the last product), because exp2 is cheaper than exp.
 """
 
 import functools
@@ -23,42 +24,42 @@ from dape.positional.base import LEAKY_SLOPE, accumulation_dtype
 
 LOG2_E = math.log2(math.e)
 STRIP_BYTES = 2 << 20
-"""Hidden units made at a time: about a core's own cache (measured in docs/lab-notes.md)."""
+"""Bytes of hidden units computed at a time: about a core's own cache (measured in docs/lab-notes.md)."""
 CACHE_LINE = 64
 MANY_PRODUCTS = 16
-"""More than that are not added to their sums one by one."""
+"""More products than this are not added to their sums one by one."""
 SHORT_CALL = 1 << 23
-"""Scores below which a call without f leaves threads to torch, inside of each operation (README.md, Threads)."""
+"""With fewer scores, a call without f uses torch's threads within each operation (README.md, Threads)."""
 SHARES_PER_WORKER = 2
-"""Of a batch: with extra shares, other workers finish what a preempted one has left."""
+"""Shares of a batch for each worker: extra shares let other workers finish what a preempted one left."""
 MAX_BACKWARD_WORKERS = 16
-"""Each worker of the backward pass sums its own gradients of k and v; more would cost more memory than they save."""
+"""Most workers of the backward pass: each has its own sums of the gradients of k and v, which take memory."""
 _leaky_backward = torch.ops.aten.leaky_relu_backward.grad_input
 
 
 @dataclass(frozen=True)
 class TileTerms:
-    """The parts of a tile's logits that no content enters, broadcastable over the tile."""
+    """The parts of a tile's logits without content, broadcastable over the tile."""
 
     static: Float[Tensor, "#h #i #r k"] | None
-    """Added to the logits, in base 2, -inf where a mask hides."""
+    """Added to the logits: in base 2, -inf where a mask hides."""
     pre: Float[Tensor, "D #i #r #k"] | None
     """Added to the hidden units before the activation."""
     bias: Float[Tensor, "h #i r k"] | None = None
-    """B with its graph, where the backward pass of the terms needs it."""
+    """B with its graph, if the backward pass of the terms needs it."""
 
 
 @dataclass(frozen=True)
 class Mixer:
-    """The two matrices of f that meet content."""
+    """The two matrices of f that are applied to content."""
 
     wa: Float[Tensor, "D h"]
     w2: Float[Tensor, "h D"]
 
 
 class MixerSums:
-    """Gradients of a :class:`Mixer`. That of wa is summed transposed: a product of h rows with D columns takes half the
-    time of one of D rows with h columns."""
+    """Gradients of a :class:`Mixer`. The gradient of wa is summed transposed: a product of h rows with D columns takes
+    half the time of D rows with h columns."""
 
     def __init__(self, mixer: Mixer) -> None:
         self.wa_transposed = torch.zeros_like(mixer.w2)
@@ -86,7 +87,8 @@ class TermSums(Protocol):
 class Terms(Protocol):
     @property
     def shared_by_items(self) -> bool:
-        """Whether all items of the batch have the same terms, and these cost enough to be kept for the next item."""
+        """Whether all items of the batch have the same terms, which are expensive enough to be kept for the next
+        item."""
         ...
 
     def on(self, tile: Tile, *, backward: bool = False) -> TileTerms: ...
@@ -95,8 +97,10 @@ class Terms(Protocol):
 
 
 class Call:
-    """The inputs of one call in the precision of the computation and in the order of the tiles: cut into parts of a few
-    items, [head, item, row, width] each, query rows reversed and scaled."""
+    """The inputs of one call, in the dtype of the computation and in the layout of tiles.
+
+    They are cut into parts of a few items, [head, item, row, width]. Query rows are reversed and scaled.
+    """
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, wa: Tensor | None, w2: Tensor | None, *, causal_offset: int | None
@@ -107,7 +111,7 @@ class Call:
         self.value_width = v.shape[-1]
         self.scale = 1 / math.sqrt(self.width)
         self.causal_offset = causal_offset
-        """Row i sees the first causal_offset + i + 1 keys; None: tiles take all keys."""
+        """Row i sees the first causal_offset + i + 1 keys; None: all rows see all keys."""
         self.mixer = None
         if wa is not None and w2 is not None:
             self.mixer = Mixer(wa.to(self.dtype).contiguous(), w2.to(self.dtype).contiguous())
@@ -120,7 +124,7 @@ class Call:
     def _plan(self) -> list[Tile]:
         most_items = self.batch if self._workers == 1 else -(-self.batch // (SHARES_PER_WORKER * self._workers))
         if self.kv_heads < self.heads:
-            # Heads that share a key head are stacked as more rows, which is possible within one item.
+            # Heads that share a key head are stacked as further rows, which requires a single item.
             most_items = 1
         return plan_tiles(
             batch=self.batch,
@@ -134,13 +138,13 @@ class Call:
 
     @functools.cached_property
     def _workers(self) -> int:
-        """Threads that take tiles of their own."""
+        """The number of threads that compute tiles."""
         short = self.mixer is None and self.batch * self.heads * self.queries * self.keys < SHORT_CALL
         return torch.get_num_threads() if self.device.type == "cpu" and not short else 1
 
     def shares(self, *, backward: bool = False) -> list[list[Tile]]:
-        """Some tiles for every worker; of a batch, some items for every share, of which there are more than workers:
-        whoever is free takes the next. What is in a share is fixed, and so is the order of all sums."""
+        """The tiles of every worker. A large batch is divided into more shares of items than workers, and free workers
+        take the next share. The tiles of a share are fixed, and therefore the order of all sums."""
         workers = min(self._workers, MAX_BACKWARD_WORKERS) if backward else self._workers
         parts = -(-self.batch // self.items)
         if workers == 1 or parts < SHARES_PER_WORKER * workers:
@@ -180,7 +184,7 @@ class Call:
         return into
 
     def strips(self, tile: Tile) -> Iterator[tuple[Tile, slice]]:
-        """What is computed at a time from the scores to the logits; without hidden units the whole tile."""
+        """The parts of a tile in which logits are computed from scores; the whole tile if there are no hidden units."""
         return tile.strips(STRIP_BYTES // (self.hidden * self.dtype.itemsize) if self.hidden else tile.cells)
 
     def hidden_units(
@@ -207,8 +211,8 @@ class Call:
 
 
 def run_forward(call: Call, terms: Terms) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
-    """Output, and per row the largest logit (base 2) and the sum of the weights under it, 1 if it sees nothing. Their
-    logarithm in one number would lose the sum's digits beside a huge logit."""
+    """The output, and for each row the largest logit (base 2) and the sum of the weights relative to it (1 if the row
+    sees no key). These are two numbers, because their logarithm would lose digits of the sum beside a huge logit."""
     shape, device = (call.batch, call.heads, call.queries), call.device
     out = torch.empty(*shape, call.value_width, dtype=call.dtype, device=device)
     softmax = torch.empty(*shape, 2, dtype=call.dtype, device=device)
@@ -228,7 +232,7 @@ def run_forward(call: Call, terms: Terms) -> tuple[Float[Tensor, "b h q e"], Flo
 
 
 class _TermsOfLatestRows:
-    """One worker's terms. Its tiles come row by row, item after item: what the items share is kept for the next one."""
+    """One worker's terms. Tiles of the same rows follow each other, so terms that items share are kept for the next."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -236,7 +240,7 @@ class _TermsOfLatestRows:
         self._kept: dict[tuple[int, int], TileTerms] = {}
 
     def on(self, strip: Tile, tile: Tile) -> TileTerms:
-        """On a strip of the tile."""
+        """The terms on a strip of the tile."""
         if not self._terms.shared_by_items:
             return self._terms.on(strip)
         if self._rows != (tile.i0, tile.i1, tile.keys):
@@ -257,7 +261,7 @@ def _forward_tile(
         call.logits(part, hidden, own, strip, into=part)
     top = logits.amax(-1, keepdim=True).clamp_(min=torch.finfo(call.dtype).min)
     weights = logits.sub_(top).exp2_()
-    # A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
+    # The weights of a row that sees no key sum to 0. Its output must be 0, not 0 / 0.
     total = weights.sum(-1, keepdim=True)
     total.masked_fill_(total == 0, 1)
     values = torch.bmm(call.stacked(weights), call.keys_of(call.v, tile)).view(*weights.shape[:-1], -1)
@@ -266,7 +270,7 @@ def _forward_tile(
 
 
 class Gradients:
-    """One share of the gradients that many tiles contribute to."""
+    """One share's sums of the gradients to which several tiles contribute."""
 
     def __init__(self, call: Call, terms: Terms, tiles: Sequence[Tile]) -> None:
         parts = {call.part(tile) for tile in tiles} or {0}  # an empty batch has one empty part and no tiles
@@ -285,17 +289,19 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the forward pass left and the gradient that came back, in the order of the tiles. The gradient is divided by
-    the sum of its row's weights, so that weights need not be: they are powers of 2 of at most 0."""
+    """Results of the forward pass and the output's gradient, in the layout of tiles.
+
+    The gradient is divided by the sum of its row's weights, so that weights need not be divided.
+    """
 
     d_out: list[Float[Tensor, "h i q e"]]
     delta: list[Float[Tensor, "h i q 1"]]
-    """Per row the sum of d_out * out, which the softmax subtracts."""
+    """For each row the sum of d_out * out, which the softmax's derivative subtracts."""
     top: list[Float[Tensor, "h i q 1"]]
     total: list[Float[Tensor, "h i q 1"]]
-    """Per row the sum of its weights."""
+    """For each row the sum of its weights."""
     expected: list[Float[Tensor, "h i q 1"]] | None = None
-    """Per row what the gradients of its logits add up to, if not to 0."""
+    """For each row the sum of the gradients of its logits, if that is not 0."""
 
 
 def run_backward(
@@ -306,7 +312,7 @@ def run_backward(
     softmax: Tensor,
     sink: Float[Tensor, "b h q"] | None = None,
 ) -> tuple[Float[Tensor, "b h q d"], Gradients]:
-    """The gradient of q, and everything else that has one. ``sink``: the part of the sums that no key has."""
+    """The gradient of q, and all others. ``sink`` is the sinks' part of the sums."""
     top, total = softmax.split(1, dim=-1)
     grad = grad.to(call.dtype) / total
     delta = (grad * out.to(call.dtype)).sum(-1, keepdim=True)
@@ -334,8 +340,8 @@ def run_backward(
 def _backward_tile(
     call: Call, tile: Tile, terms: Terms, scratch: "_Scratch", sums: Gradients, outcome: Outcome, dq: Tensor
 ) -> None:
-    """Recompute the tile's weights P, then: dL = P (dO v' - delta), through f to dA, from there to q and k. P is not
-    divided by its sum, dO and delta are."""
+    """Recompute the tile's weights P, then dL = P (dO v' - delta), through f to dA, and from there to q and k. P is not
+    divided by its sum, but dO and delta are."""
     scores, weights, d_logits = (scratch.heads(tile, plane) for plane in range(3))
     d_out = call.rows_of(outcome.d_out, tile)
     call.scores(tile, scores)
@@ -363,13 +369,13 @@ def _backward_strip(
     weights: Float[Tensor, "h c"],
     d_logits: Float[Tensor, "h c"],
 ) -> None:
-    """Fills in the weights, and turns the gradient of the weights in ``d_logits`` into that of the scores."""
+    """Compute the weights, and change ``d_logits`` in place from the gradient of the weights to that of the scores."""
     hidden = call.hidden_units(scores, terms, strip, scratch.hidden(strip, 0))
     call.logits(scores, hidden, terms, strip, into=weights).sub_(call.rows_of(outcome.top, strip)).exp2_()
     on_cells(d_logits, strip).sub_(call.rows_of(outcome.delta, strip))
     d_logits.mul_(weights)
-    # A row's gradients add up to 0 (with a sink, to what it loses). What rounding leaves of that (1e-7, where the whole
-    # weight is on one key) would be multiplied by a bias that may be 1e7.
+    # The gradients of a row sum to 0 (with a sink, to ``expected``). Rounding leaves a rest, such as 1e-7 if one key
+    # has the whole weight. It is subtracted, because it would be multiplied by biases, which may be 1e7.
     rest = on_cells(d_logits, strip).sum(-1, keepdim=True)
     if outcome.expected is not None:
         rest.sub_(call.rows_of(outcome.expected, strip))
@@ -380,7 +386,7 @@ def _backward_strip(
         return
     d_hidden = scratch.hidden(strip, 1)
     torch.mm(call.mixer.w2.t(), d_logits, out=d_hidden)
-    # The activation keeps the sign, so its result tells the slope.
+    # The activation keeps the sign, so its result determines the slope.
     _leaky_backward(d_hidden, hidden, LEAKY_SLOPE, True, grad_input=d_hidden)
     sums.mixer.w2.addmm_(d_logits, hidden.t())
     sums.mixer.wa_transposed.addmm_(scores, d_hidden.t())
@@ -389,7 +395,7 @@ def _backward_strip(
 
 
 class _Scratch:
-    """One worker's buffers, allocated once for its largest tile."""
+    """One worker's buffers, allocated once, for its largest tile."""
 
     def __init__(self, call: Call, tiles: Sequence[Tile], *, head_planes: int, hidden_planes: int) -> None:
         self._heads, self._units, self._line = call.heads, call.hidden, CACHE_LINE // call.dtype.itemsize
@@ -410,8 +416,8 @@ class _Scratch:
         return self._hidden_planes[which].as_strided((self._units, strip.cells), (self._odd_lines(strip.cells), 1))
 
     def _odd_lines(self, cells: int) -> int:
-        """The distance of two units: an odd number of cache lines. At a multiple of 4 kB, usual for a power of two of
-        keys, all units of a cell would compete for the same few places in the cache: products take 1.5 x as long."""
+        """The distance of two units: an odd number of cache lines. At a multiple of 4 kB, as for a power of two of
+        keys, all units of a cell would compete for the same cache sets: products take 1.5 times as long."""
         return (-(-cells // self._line) | 1) * self._line
 
 
@@ -428,7 +434,7 @@ def on_cells(x: Float[Tensor, "n c"], strip: Tile) -> Float[Tensor, "n i r k"]:
 
 
 def _add_products(total: Float[Tensor, "n a b"], x: Float[Tensor, "n a c"], y: Float[Tensor, "n c b"]) -> None:
-    """total += x y. Into part of a tensor torch adds one product after the other, which is slow if they are many."""
+    """total += x y. Torch adds products one by one if ``total`` is not contiguous, which is slow for many."""
     if total.is_contiguous() or len(total) <= MANY_PRODUCTS:
         total.baddbmm_(x, y)
     else:

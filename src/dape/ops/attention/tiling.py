@@ -1,4 +1,4 @@
-"""How a call is cut into tiles: some batch items x some query rows x all keys these rows can see."""
+"""Division of a call into tiles: some batch items x some query rows x all keys that these rows can see."""
 
 import functools
 import os
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 MIN_ROWS = 32
-"""Fewer rows make the matrix products inefficient; better to overflow the cache (measured in docs/lab-notes.md)."""
+"""With fewer rows, matrix products are less efficient than with tiles larger than the cache (docs/lab-notes.md)."""
 DEFAULT_CACHE = 32 << 20
 
 
@@ -18,7 +18,7 @@ class Tile:
     i0: int
     i1: int
     keys: int
-    """Keys 0 ... keys-1 take part; a causal tile leaves out those that none of its rows may see."""
+    """Keys 0 ... keys-1 are in the tile. A causal tile leaves out keys that none of its rows can see."""
 
     @property
     def items(self) -> int:
@@ -33,8 +33,8 @@ class Tile:
         return self.items * self.rows * self.keys
 
     def strips(self, cells: int) -> Iterator[tuple["Tile", slice]]:
-        """The tile in parts of about that many cells, each with its columns in a plane of the tile. Rows being stored
-        in reversed order, from the last row up. Only a single item is cut: several are small together."""
+        """The tile in parts of about ``cells`` cells, with their columns in a plane of the tile. The first part has the
+        last rows, because rows are stored in reversed order. Tiles of several items are small, and are not cut."""
         step = self.rows if self.items > 1 else min(self.rows, max(1, cells // max(1, self.keys)))
         width = self.items * self.keys
         for done in range(0, self.rows, step):
@@ -54,15 +54,15 @@ def plan_tiles(
     budget: int | None = None,
     most_items: int | None = None,
 ) -> list[Tile]:
-    """Tiles of about ``budget`` bytes, where a cell costs ``planes`` numbers. The batch is cut in the same places for
-    all rows: every ``tiles[0].items`` items.
+    """Tiles of about ``budget`` bytes, if a cell takes ``planes`` numbers of ``itemsize`` bytes.
 
-    ``offset`` is the first query's position minus the first key's in a causal call with consecutive positions: row i
-    then sees the first offset + i + 1 keys. None means that every row takes all keys.
+    The batch is cut at the same items for all rows: every ``tiles[0].items`` items. ``offset`` is the first query's
+    position minus the first key's in a causal call with consecutive positions: row i sees the first offset + i + 1
+    keys. None: all rows see all keys.
     """
     cells = max(1, (budget or cache_share()) // (planes * itemsize))
     items = min(batch, most_items or batch)
-    # Where several items make up for few rows, fewer rows leave fewer hidden cells in a causal tile.
+    # Tiles of several items can have fewer rows, and then have fewer hidden cells if they are causal.
     rows = MIN_ROWS if items > 1 and offset is not None and 2 * MIN_ROWS * keys <= cells else None
     blocks = list(_row_blocks(queries, keys, offset, cells, rows))
     largest = max(((i1 - i0) * seen for i0, i1, seen in blocks), default=1)
@@ -73,7 +73,8 @@ def plan_tiles(
 def _row_blocks(
     queries: int, keys: int, offset: int | None, cells: int, fixed: int | None
 ) -> Iterator[tuple[int, int, int]]:
-    """From the last row up, so that the longest rows, which allow the fewest rows a block, set their block's size."""
+    """Blocks of rows as (first row, end, keys), from the last row up: the last row of a block sees the most keys, which
+    decide the number of rows."""
     i1 = queries
     while i1 > 0:
         seen = keys if offset is None else max(0, min(keys, offset + i1))
@@ -84,13 +85,13 @@ def _row_blocks(
 
 @functools.lru_cache(maxsize=1)
 def cache_share() -> int:
-    """Bytes one worker's tile may take: an eighth of the last-level cache, which measured best (2 to 8 MB of 32 MB);
-    hidden units are written once and read twice, so they should not leave it."""
+    """Bytes of a worker's tile: an eighth of the last-level cache, which was fastest (2 to 8 MB of 32 MB). Hidden units
+    are written once and read twice, and should stay in the cache."""
     return min(max(last_level_cache() // 8, 1 << 20), 8 << 20)
 
 
 def last_level_cache() -> int:
-    """In bytes; a common value where the system does not say."""
+    """The size in bytes, or a common value if the system does not report it."""
     for index in (3, 2):
         path = Path(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size")
         try:

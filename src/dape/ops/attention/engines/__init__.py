@@ -1,1 +1,2 @@
-"""What computes logits in closed form: ``base.py`` says what an engine is, ``catalogue.py`` names them."""
+"""Engines compute attention for logits in closed form. ``base.py`` defines the interface, ``catalogue.py`` lists
+them."""

@@ -1,12 +1,12 @@
-"""What an engine is: something that computes attention for logits in closed form,
+"""The interface of engines, which compute attention for logits in closed form, forward and backward:
 
     logits = A + static + w2 . leaky(wa . A + pre),        static = B + b2, pre = wb . B + b1 (either may be absent)
 
-forward and backward, without ever holding a whole matrix. Everything of the logits that no content enters, its *terms*,
-comes in one of three kinds: tables over lags (:class:`LagTerms`), functions of one number per cell
-(:class:`RampTerms`), or evaluated on cells (:class:`CellTerms`). A further kind of term is a further class here, and a
-further branch in each engine. In addition to any of them, static and pre may have a part that is a number of the query
-plus one of the key (:class:`OfRowsAndKeys`), into which content may enter.
+Engines never hold a whole matrix. The *terms* are the parts of the logits without content, static and pre. There are
+three kinds: tables over lags (:class:`LagTerms`), functions of one number per cell (:class:`RampTerms`), and terms
+evaluated on cells (:class:`CellTerms`). Another kind needs a class here, and a branch in each engine. In addition,
+static and pre may have a part that is a number of the query plus a number of the key (:class:`OfRowsAndKeys`), which
+may depend on content.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ NO_ROW_KERNEL = "logits have no closed form that this engine knows"
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an engine takes a call."""
+    """Whether an engine can compute a call."""
 
     ok: bool
     words: str
@@ -40,20 +40,20 @@ class Verdict:
 
 
 class OfRowsAndKeys(NamedTuple):
-    """Added to static and pre: ``rows[..., i] + keys[..., j]`` in every channel, heads first, then hidden units. In
-    float64: the two may be large and nearly cancel."""
+    """``rows[..., i] + keys[..., j]`` is added to static (the first channels, one for each head) and pre (the others).
+    In float64, because the two may be large and nearly cancel."""
 
     rows: Float[Tensor, "#b c q"]
     keys: Float[Tensor, "#b c k"]
 
     def halves(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """Rows and keys, each as a sum of two numbers of ``dtype``."""
+        """Rows and keys, each as two tensors of ``dtype`` whose sum is more precise than one."""
         rounded = [x.to(dtype) for x in self]
         return [(high, (x - high).to(dtype)) for x, high in zip(self, rounded, strict=True)]
 
 
 class CellsOfRowsAndKeys:
-    """:class:`OfRowsAndKeys` for an engine that does not know them: evaluated on the cells of a block of rows."""
+    """:class:`OfRowsAndKeys` for engines without support for them: evaluated on the cells of a block of rows."""
 
     def __init__(self, given: OfRowsAndKeys) -> None:
         self._given = given
@@ -89,7 +89,7 @@ class CellsOfRowsAndKeys:
 
 
 class Call(NamedTuple):
-    """What enters attention beside the terms of position."""
+    """The inputs of attention, except for the terms."""
 
     q: Float[Tensor, "b h q d"]
     k: Float[Tensor, "b g k d"]
@@ -98,7 +98,7 @@ class Call(NamedTuple):
     w2: Float[Tensor, "h D"] | None
     key_padding_mask: Bool[Tensor, "b k"] | None
     causal_offset: int | None
-    """Row i sees the first causal_offset + i + 1 keys; None: all of them, but for what the terms hide."""
+    """Row i sees the first causal_offset + i + 1 keys; None: all keys that the terms do not hide."""
     separable: OfRowsAndKeys | None = None
     sinks: Float[Tensor, " h"] | None = None
     """For the backward pass, whose output and softmax include them (``sinks.py``)."""
@@ -119,19 +119,19 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class LagTerms:
-    """Tables from the largest lag, that of the last query and key 0, downwards in steps of 1: ``queries + keys - 1``
-    entries. The causal mask is not in them."""
+    """Tables with ``queries + keys - 1`` entries, from the largest lag (the last query and key 0) downwards in steps of
+    1. They do not include the causal mask."""
 
     static: Float[Tensor, "h n"] | None
     pre: Float[Tensor, "D n"] | None
     learns_static: bool = False
-    """Whether the backward pass is to give a gradient of ``static`` (ALiBi's has nothing to learn)."""
+    """Whether the backward pass computes the gradient of ``static`` (ALiBi's has no parameters)."""
 
 
 @dataclass(frozen=True)
 class RampTerms:
-    """Piecewise linear functions of ``table[lag] * rows[i]``: a slope and a level in each piece p, above
-    ``kinks[p - 1]`` and up to ``kinks[p]``. The causal mask is not in them."""
+    """Piecewise linear functions of ``table[lag] * rows[i]``, with a slope and a level in each piece p, which is above
+    ``kinks[p - 1]`` and up to ``kinks[p]``. They do not include the causal mask."""
 
     static: Float[Tensor, "2 p h"]
     """Slopes and levels."""
@@ -140,7 +140,7 @@ class RampTerms:
     """Over lags, as in :class:`LagTerms`."""
     rows: Float[Tensor, "#b q"]
     kinks: Float[Tensor, " w"]
-    """Ascending; one less than pieces."""
+    """Ascending; one fewer than pieces."""
 
 
 Tables = LagTerms | RampTerms
@@ -161,13 +161,12 @@ class RowBlock:
 
 class RowSums(Protocol):
     def add(self, terms: TileTerms, d_logits: Tensor, d_hidden: Tensor | None) -> None:
-        """Gradients of the terms of a block of rows, channels first."""
+        """Add the gradients of the terms of a block of rows, channels first."""
         ...
 
 
 class RowTerms(Protocol):
-    """Terms evaluated on the cells of some rows of all items. What a term is, and what becomes of its gradient, is the
-    business of whoever asks for attention."""
+    """Terms evaluated on the cells of some rows of all items. :meth:`sums` collects their gradients."""
 
     @property
     def differ_by_item(self) -> bool:
@@ -188,7 +187,7 @@ class CellTerms(RowTerms, Terms, Protocol):
 
 
 class Found(NamedTuple):
-    """Gradients; None for what is absent."""
+    """The gradients; None for absent inputs."""
 
     q: Float[Tensor, "b h q d"]
     k: Float[Tensor, "b g k d"]
@@ -196,21 +195,20 @@ class Found(NamedTuple):
     wa: Float[Tensor, "D h"] | None
     w2: Float[Tensor, "h D"] | None
     terms: Any
-    """Of tables: those of static and pre, and of ramps those of table and rows too. Of terms on cells: the sums they
-    gave."""
+    """For tables: the gradients of static and pre, for ramps also of table and rows. For terms on cells: their sums."""
     separable: OfRowsAndKeys | None = None
     """For every item, or shared as the inputs are."""
 
 
 class Engine(Protocol):
     name: str
-    """As ``attention(impl=...)`` calls it."""
+    """Its name in ``attention(impl=...)``."""
     heads_beside: bool
-    """In the output the heads of a token lie beside each other, as the next projection wants them."""
+    """Whether the output is [b, q, h, e] in memory, the layout of the next projection."""
     gradient_heads_beside: bool
     """The same for the gradients of q, k and v."""
     takes_ramps: bool
-    """Whether it knows :class:`RampTerms`; the same encodings can be evaluated on cells."""
+    """Whether it supports :class:`RampTerms`. Otherwise these encodings are evaluated on cells."""
     takes_separable: bool
     """Whether it knows :class:`OfRowsAndKeys` beside tables. Beside terms on cells it always gets them."""
 
@@ -222,24 +220,25 @@ class Engine(Protocol):
         ...
 
     def judge(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, tables: bool) -> Verdict:
-        """Whether it can take a call, with tables over lags or terms on cells, and computes it rightly."""
+        """Whether it can compute a call correctly, with tables over lags or terms on cells."""
         ...
 
     def judge_rows(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: RowForm) -> Verdict:
-        """Whether it has a kernel for this form that can take the call."""
+        """Whether it has a kernel for this form that can compute the call."""
         ...
 
     def forward(self, call: Call, terms: Any) -> tuple[Tensor, Tensor]:
-        """Output [b, h, q, e], and per row [b, h, q, 2] the largest logit (base 2) and the sum of the weights under
-        it. Terms are :class:`Tables`, :class:`CellTerms` or, if ``judge_rows`` takes them, those of a row form."""
+        """The output [b, h, q, e], and [b, h, q, 2]: for each row the largest logit (base 2) and the sum of the weights
+        relative to it. Terms are :class:`Tables`, :class:`CellTerms`, or those of a row form that ``judge_rows``
+        allows."""
         ...
 
     def backward(self, call: Call, terms: Any, grad: Tensor, out: Tensor, softmax: Tensor) -> Found: ...
 
 
 class KernelEngine(ABC):
-    """An engine around a kernel that reads terms from memory: tables for all rows at once, or cells for a block of rows
-    at a time, so that memory stays linear in the length."""
+    """An engine whose kernel reads terms from memory: tables for all rows at once, or cells of one block of rows at a
+    time, so that memory stays linear in the length."""
 
     block_bytes: int
     """Bytes that the terms of a block of rows may take."""
@@ -251,8 +250,8 @@ class KernelEngine(ABC):
 
     @abstractmethod
     def attention(self, call: Call) -> Any:
-        """The inputs as the kernel reads them, with ``forward(terms, out, softmax, block)`` and ``backward(grad, out,
-        softmax)``."""
+        """The inputs in the kernel's layout, with methods ``forward(terms, out, softmax, block)`` and ``backward(grad,
+        out, softmax)``."""
 
     @abstractmethod
     def outputs(self, call: Call) -> tuple[Tensor, Tensor]:

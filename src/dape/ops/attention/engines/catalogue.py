@@ -1,4 +1,4 @@
-"""All engines, in the order in which ``auto`` asks them."""
+"""All engines, in the order in which ``auto`` tries them."""
 
 from dape.ops.attention.engines.base import Engine
 from dape.ops.attention.engines.cpp import Cpp

@@ -1,4 +1,4 @@
-"""The C++ kernel in ``fused`` as an engine: CPU, float32."""
+"""The engine of the C++ kernels in ``fused``: CPU, float32."""
 
 import math
 from dataclasses import dataclass
@@ -87,9 +87,9 @@ class Cpp(KernelEngine):
         if isinstance(terms, RampTerms):
             return Ramps.of(terms.table, terms.kinks, terms.static, terms.pre).on_rows(terms.rows, 0)
         lags = call.queries + call.keys - 1
-        laid_out = _laid_out(terms.static, terms.pre, call.q.shape[1], lags, call.first_hidden)
+        own = laid_out(terms.static, terms.pre, call.q.shape[1], lags, call.first_hidden)
         learns = terms.static is not None and terms.learns_static
-        return laid_out.from_largest_lag(0, call.queries, learns_fixed=learns)
+        return own.from_largest_lag(0, call.queries, learns_fixed=learns)
 
     def cells(self, attention: Attention, call: Call, terms: TileTerms, block: RowBlock) -> Terms:
         static = library.zeros(1, 1, 1, 1) if terms.static is None else terms.static
@@ -112,33 +112,6 @@ class Prepared:
     terms: Terms | Ramps
     mixer: Mixer | None
 
-    @classmethod
-    def of(
-        cls,
-        static: Tensor | None,
-        pre: Tensor | None,
-        wa: Tensor | None,
-        w2: Tensor | None,
-        heads: int,
-        lags: int,
-        hidden_from: int,
-    ) -> "Prepared":
-        return cls(
-            _laid_out(static, pre, heads, lags, hidden_from), None if wa is None or w2 is None else Mixer(wa, w2)
-        )
-
-    @classmethod
-    def of_ramps(
-        cls,
-        table: Tensor,
-        kinks: Tensor,
-        static: Tensor,
-        pre: Tensor | None,
-        wa: Tensor | None,
-        w2: Tensor | None,
-    ) -> "Prepared":
-        return cls(Ramps.of(table, kinks, static, pre), None if wa is None or w2 is None else Mixer(wa, w2))
-
     def attend(
         self,
         q: Tensor,
@@ -149,8 +122,8 @@ class Prepared:
         rows: Float[Tensor, "#b q"] | None,
         separable: OfRowsAndKeys | None,
     ) -> Float[Tensor, "b h q e"]:
-        """Queries that are the last of the keys; ``first``: the entry for key 0 and the last query; ``rows``: for
-        ramps."""
+        """Attention of queries that are the last keys. ``first`` is the entry for key 0 and the last query; ``rows``
+        are those of ramps."""
         queries, keys = q.shape[2], k.shape[2]
         given = {"key_padding_mask": key_padding_mask, "separable": separable}
         attention = Attention(q, k, v, self.mixer, causal_offset=keys - queries, **given)
@@ -164,7 +137,8 @@ class Prepared:
         return out.to(q.dtype)
 
 
-def _laid_out(static: Tensor | None, pre: Tensor | None, heads: int, lags: int, hidden_from: int | None) -> Terms:
+def laid_out(static: Tensor | None, pre: Tensor | None, heads: int, lags: int, hidden_from: int | None) -> Terms:
+    """Tables over lags in the kernel's layout. The causal mask hides entries from ``hidden_from`` on."""
     fixed = library.zeros(heads, lags) if static is None else static.float() * LOG2_E
     if hidden_from is not None:
         fixed[:, hidden_from:] = -math.inf

@@ -1,4 +1,4 @@
-"""What engines are given for a :data:`~dape.positional.row_forms.RowForm`: tensors, of which each has a gradient."""
+"""The terms of a :data:`~dape.positional.row_forms.RowForm`: tensors for engines, each with a gradient."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,25 +12,24 @@ class ProductTerms(NamedTuple):
 
     second: Float[Tensor, "b h q d"]
     table: Float[Tensor, "h n d"]
-    """From the largest lag, that of the last query and key 0, downwards in steps of 1: ``queries + keys - 1``."""
+    """``queries + keys - 1`` entries, from the largest lag (the last query and key 0) downwards in steps of 1."""
 
 
 class CountTerms(NamedTuple):
-    """Logits ``A_ij + z_i at p_ij``: see :class:`~dape.positional.row_forms.ContentCount`."""
+    """Logits ``A_ij + z_i`` at place ``p_ij``; see :class:`~dape.positional.row_forms.ContentCount`."""
 
     z: Float[Tensor, "b h q p"]
 
 
 class ConvolutionTerms(NamedTuple):
-    """Logits ``A + static[lag] + w2 * H``, ``H = shown . leaky(wa * (shown . A) + pre[lag])``; ``*``: convolution over
-    neighbouring keys."""
+    """Logits ``A + static[lag] + w2 * H``, ``H = shown . leaky(wa * (shown . A) + pre[lag])``, where ``*`` is a
+    convolution over neighbouring keys, and ``shown`` is 1 for visible cells and 0 for others."""
 
     static: Float[Tensor, "h n"]
     pre: Float[Tensor, "D n"]
-    """Like the table of :class:`ProductTerms`; with the convolution of B in it."""
+    """In the order of :class:`ProductTerms`. Includes the convolution of B."""
     edges: Float[Tensor, "e D q"]
-    """``pre`` of the first keys, then of the last, half as many each as the convolution has taps, rounded down: some of
-    their neighbours are missing."""
+    """``pre`` of the first and the last keys, whose neighbours are partly missing: (taps // 2) keys at each end."""
     wa: Float[Tensor, "D h t"]
     w2: Float[Tensor, "h D t"]
 
@@ -41,4 +40,4 @@ KINDS: dict[str, Callable[..., RowFormTerms]] = {
     "counted": CountTerms,
     "convolved": ConvolutionTerms,
 }
-"""By the name of the kernel's source."""
+"""By the name of the kernel's source file."""

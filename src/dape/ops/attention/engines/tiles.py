@@ -1,8 +1,8 @@
-"""The tile engine (``tiles.py``) as an engine: any device and precision, in PyTorch.
+"""The engine of ``tiles.py``: any device and precision, in PyTorch.
 
-The rows of a tile being reversed, row r and key j have the index ``start + r + j`` in a table over lags: the table is
-applied as an overlapping view (strides 1, 1), nothing is copied, the causal mask is simply -inf in it at negative lags,
-and the gradient of an entry is a sum over an anti-diagonal, again read through a view.
+The rows of a tile are reversed, so that row r and key j have the index ``start + r + j`` in a table over lags. The
+table is read through an overlapping view (strides 1, 1) without a copy. The causal mask is -inf in the table at
+negative lags. The gradient of an entry is the sum over an anti-diagonal, which is read through a view too.
 """
 
 import math
@@ -72,7 +72,7 @@ def _for_tiles(call: Call, terms: Tables | CellTerms) -> tuple[TileCall, tiles.T
 
 
 class LagTiles:
-    shared_by_items = False  # views of tables: nothing to save
+    shared_by_items = False  # views of tables cost nothing
 
     def __init__(self, call: TileCall, given: Call, terms: LagTerms) -> None:
         self.call, self.offset, self.hidden_from = call, given.causal_offset, given.first_hidden
@@ -85,7 +85,7 @@ class LagTiles:
             self.padding = zero.masked_fill_(padding, -math.inf).unsqueeze(1)
 
     def _logit_table(self) -> Float[Tensor, "h n"] | None:
-        """The static table in base 2, -inf where the causal mask hides; None if neither exists."""
+        """The static table in base 2, -inf where the causal mask hides. None if there is neither table nor mask."""
         call = self.call
         if self.static is not None:
             table = (self.static.to(call.dtype) * LOG2_E).contiguous()
@@ -98,7 +98,7 @@ class LagTiles:
         return table
 
     def start(self, tile: Tile) -> int:
-        """Table index of the tile's first cell: its last row against key 0."""
+        """The table index of the tile's first cell: its last row and key 0."""
         return self.call.queries - tile.i1
 
     def view(self, table: Float[Tensor, "c n"], tile: Tile) -> Float[Tensor, "c 1 r k"]:
@@ -153,9 +153,11 @@ class _TableSums:
 
 
 class RampTiles:
-    """A piecewise linear function is a sum over the kinks below u of what slope and level change by there: a product of
-    the changes, [channel, 2 changes], with [u where above; 1 where above] on the cells. Only kinks that u can reach
-    take part, for FIRE about a quarter of them."""
+    """A piecewise linear function of u is a sum, over the kinks below u, of the changes of slope and level there.
+
+    That is a product of the changes, [channel, 2 changes], with [u where above; 1 where above] on the cells. Only kinks
+    that u can reach are used, for FIRE about a quarter.
+    """
 
     def __init__(self, call: TileCall, terms: RampTerms, lags: LagTiles) -> None:
         self.call, self.given, self.lags = call, terms, lags
@@ -186,7 +188,7 @@ class RampTiles:
         return rows[:, self.call.queries - tile.i1 : self.call.queries - tile.i0].unsqueeze(-1)
 
     def basis(self, tile: Tile) -> tuple[Float[Tensor, "m #i r k"], Float[Tensor, "2m c"]]:
-        """Where u lies above each kink, beginning with one below all, and what the changes are multiplied with."""
+        """Whether u is above each kink (the first is below all u), and the matrix that changes are multiplied by."""
         u = self.lags.view(self.table, tile).squeeze(0) * self.rows_of(tile)
         above = torch.cat([torch.ones_like(u).unsqueeze(0), (u > self.kinks.view(-1, 1, 1, 1)).to(u.dtype)])
         return above, torch.cat([above * u, above]).flatten(1)
@@ -254,7 +256,7 @@ class SeparableTiles:
     def __init__(self, call: TileCall, given: OfRowsAndKeys, inner: tiles.Terms) -> None:
         self.call, self.inner = call, inner
         halves = [[x.transpose(0, 1).unsqueeze(-1) for x in half] for half in given.halves(call.dtype)]
-        self.rows = [x.flip(2) for x in halves[0]]  # [c, #b, q, 1], as tiles have them
+        self.rows = [x.flip(2) for x in halves[0]]  # [c, #b, q, 1], reversed as in tiles
         self.keys = [x.transpose(2, 3) for x in halves[1]]  # [c, #b, 1, k]
 
     def part(self, tile: Tile, x: Tensor, along: slice, dim: int) -> Tensor:
@@ -306,14 +308,15 @@ class SeparableSums:
 
 
 def _diagonals(x: Float[Tensor, "c r k"]) -> Float[Tensor, "c n"]:
-    """Sums over r + j = 0 ... r + k - 2: with rows one longer than the number of sums, shifting is a matter of view."""
+    """Sums over the anti-diagonals r + j = 0 ... r + k - 2. Rows are padded to r + k, and read as rows of r + k - 1,
+    which shifts each row by one more."""
     channels, rows, keys = x.shape
     padded = torch.nn.functional.pad(x, (0, rows)).flatten(1)
     return padded[:, : rows * (rows + keys - 1)].view(channels, rows, -1).sum(1)
 
 
 def _diagonals_of_triangle(x: Float[Tensor, "c r k"]) -> Float[Tensor, "c k"]:
-    """The same for x that is 0 where r + j >= k, without padding: read rows of length k - 1, in which column c holds
+    """The same without padding, for x that is 0 where r + j >= k. Read as rows of length k - 1, column c holds
     r + j = c, except that the last diagonal k - 1 wraps onto column 0."""
     channels, rows, keys = x.shape
     if keys == 1:

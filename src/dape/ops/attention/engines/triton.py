@@ -1,4 +1,4 @@
-"""The Triton kernels in ``triton_kernels`` as an engine: GPU, float32. Imports triton when a call runs."""
+"""The engine of the Triton kernels in ``triton_kernels``: GPU, float32. Imports triton when a call runs."""
 
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ class Triton(KernelEngine):
     name = "triton"
     heads_beside, gradient_heads_beside = True, False
     block_bytes = 256 << 20
-    fewest_rows = 16  # of a tile
+    fewest_rows = 16  # the rows of a tile
     gradients_by_item = True
     takes_ramps = True
     takes_sinks = False

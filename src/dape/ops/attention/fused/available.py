@@ -13,7 +13,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def why_not_compiled(q: Tensor) -> str | None:
-    """None if the kernel can take this call."""
+    """The reason why the compiled kernels cannot compute this call, or None."""
     if off := why_off():
         return off
     if q.device.type != "cpu":
@@ -25,7 +25,7 @@ def why_not_compiled(q: Tensor) -> str | None:
 
 @torch.compiler.assume_constant_result  # its body is not traced
 def why_not_built(kind: str | None = None) -> str | None:
-    """None if the kernel is there, or that of a kind (``kinds.py``)."""
+    """The reason why the kernel, or that of a kind (``kinds.py``), is not available, or None."""
     return _try(kind)
 
 

@@ -15,7 +15,7 @@ from dape.ops.attention.fused.library import View, padded
 from dape.ops.attention.fused.run import LOG2_E
 
 PAST = 16
-"""Of ``convolved.cpp``: entries before the first that may be read."""
+"""Entries before the first one that ``convolved.cpp`` may read."""
 MOST_TAPS = 7
 
 
@@ -65,9 +65,8 @@ class Prepared:
 
 
 class Convolved:
-    """``first``: the entry of the last query and key 0 in the tables."""
-
     def __init__(self, call: Call, prepared: Prepared, edges: Float[Tensor, "e D q"], first: int = 0) -> None:
+        """``first`` is the entry of the last query and key 0 in the tables."""
         self.of, self.given = laid_out(call), prepared
         self.edges, self.start = edges.float().contiguous(), first + call.queries - 1
 
@@ -92,19 +91,15 @@ class Convolved:
         call = self.call(out, softmax)
         call.splits = self.of._splits()
         batch, heads, queries, _ = self.of.q_shape
-        # Per part of the keys: the output so far, the largest logit and the sum.
+        # For each part of the keys: the output so far, the largest logit and the sum of weights.
         room = batch * call.splits * heads * queries * (padded(self.of.value_width) + 2) if self.of.few_rows else 0
         parts = library.empty(room)
         call.parts = parts.data_ptr()
         run("convolved", "forward", call)
 
     def backward(self, grad: Tensor, out: Tensor, softmax: Tensor) -> Found:
-        sums, given, weights, threads = (
-            Gradients(self.of, grad, out, softmax, shares=1),
-            self.given,
-            self.given.weights,
-            self.of.threads,
-        )
+        sums = Gradients(self.of, grad, out, softmax, shares=1)
+        given, weights, threads = self.given, self.given.weights, self.of.threads
         d_fixed, d_pre, d_edges = (
             library.zeros(threads, *x.shape) for x in (given.fixed.data, given.pre.data, self.edges)
         )

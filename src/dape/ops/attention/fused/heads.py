@@ -1,4 +1,4 @@
-"""Calls of the kernels that take one head at a time, ``relative.cpp`` and ``counted.cpp``."""
+"""Calls of ``relative.cpp`` and ``counted.cpp``, the kernels that compute one head at a time."""
 
 import functools
 import math
@@ -62,8 +62,11 @@ def _head_call(of: Inputs, out: Tensor, softmax: Tensor, *, backward: bool) -> H
 
 
 class Gradients:
-    """What a backward pass fills, of q, k and v. ``shares`` of an item can be computed at once as they are; if that is
-    too few for the threads, the rows of each are cut into parts."""
+    """The gradients of q, k and v that a backward pass computes.
+
+    ``shares`` is the number of parts of an item that can be computed in parallel. If there are more threads, the rows
+    are divided too.
+    """
 
     def __init__(self, of: Inputs, grad: Tensor, out: Tensor, softmax: Tensor, *, shares: int) -> None:
         self._of = of
@@ -103,9 +106,8 @@ def entries_of(table: Float[Tensor, "h n d"]) -> Float[Tensor, "h m e"]:
 
 
 class Relative:
-    """``first``: the entry of the last query and key 0."""
-
     def __init__(self, call: Call, second: Tensor, entries: Float[Tensor, "h m e"], first: int = 0) -> None:
+        """``first`` is the entry of the last query and key 0."""
         self.of, self.entries = laid_out(call), entries
         self.p = pack(second, ROWS, self.of.factor)
         self.start = first + call.queries - 1  # of row 0

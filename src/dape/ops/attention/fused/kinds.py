@@ -1,5 +1,7 @@
-"""The kernels for :data:`~dape.positional.row_forms.RowForm`, one library for each kind, built when it is first
-needed, and their structures, mirrored for ctypes."""
+"""The kernels for :data:`~dape.positional.row_forms.RowForm`, and the ctypes versions of their structures.
+
+Each kind is a library, which is built when it is first needed.
+"""
 
 import ctypes
 import functools
@@ -89,7 +91,7 @@ def source(kind: str) -> Path:
 
 @functools.cache
 def load(kind: str) -> ctypes.CDLL:
-    """The library of a kind, built if need be. Raises ``OSError`` where there is none."""
+    """The library of a kind, built if necessary. Raises ``OSError`` if there is none."""
     return prebuilt.load(source(kind), functools.partial(opened, kind))
 
 

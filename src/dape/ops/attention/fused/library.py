@@ -1,4 +1,4 @@
-"""The compiled kernel as Python sees it: the structures of ``kernel.cpp``, mirrored for ctypes."""
+"""The compiled kernel in Python: the ctypes versions of the structures of ``kernel.cpp``."""
 
 import ctypes
 import functools
@@ -84,7 +84,7 @@ class Backward(Structure):
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library, built if need be. Raises ``OSError`` where there is none."""
+    """The library, built if necessary. Raises ``OSError`` if there is none."""
     return prebuilt.load(SOURCE, opened)
 
 
@@ -106,7 +106,7 @@ def opened(path: Path) -> ctypes.CDLL:
 
 
 def run(name: str, *structures: Structure) -> None:
-    """Call one of the functions that need scratch space."""
+    """Call one of the functions that allocate scratch space."""
     if getattr(load(), name)(*map(ctypes.byref, structures)):
         raise MemoryError(f"not enough memory for the scratch space of {name}; fewer threads need less")
 
@@ -157,7 +157,7 @@ def pointer(x: Tensor | None) -> int | None:
 
 
 def pack(x: Tensor, layout: int, factor: float = 1.0) -> Tensor:
-    """[b, h, rows, width] as [b, h, rows, padded width], or as ``Layout`` of ``kernel.cpp`` says."""
+    """Copy [b, h, rows, width] to [b, h, rows, padded width], or to another ``Layout`` of ``kernel.cpp``."""
     x = consecutive(x)
     *front, rows, width = x.shape
     filled, wide = whole_blocks(rows), padded(width)

@@ -18,20 +18,20 @@ MANY_ITEMS = 4
 """From this number of items per thread on, threads take whole items and pack each in memory of their own."""
 LOG2_E = math.log2(math.e)
 MAX_PARTS = 16
-"""Each share of an item's rows sums its own gradients of k and v; more would cost more memory than they save time."""
+"""Most parts of an item's rows: each part has its own sums of the gradients of k and v, which take memory."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """``static`` (in base 2, -inf where hidden) or ``pre``, laid out so that the keys of a row are consecutive and some
-    numbers beyond the last key may be read."""
+    """``static`` (in base 2, -inf where hidden) or ``pre`` in the kernel's layout: the keys of a row are consecutive,
+    and a vector beyond the last key may be read."""
 
     data: Float[Tensor, "c n"] | Float[Tensor, "c #i r k"]
-    """The last dimension is padded."""
+    """The last axis is padded."""
     columns: int
     """Length of the last dimension without the padding."""
     start: int
-    """Where row 0 begins."""
+    """Index at which row 0 begins."""
     item: int
     row: int
 
@@ -65,10 +65,10 @@ class Terms:
     fixed: Term
     pre: Term | None
     learns_fixed: bool = True
-    """Whether the backward pass is to give a gradient of ``fixed``."""
+    """Whether the backward pass computes the gradient of ``fixed``."""
 
     def from_largest_lag(self, first: int, queries: int, *, learns_fixed: bool = True) -> "Terms":
-        """Tables over lags, for rows of which the last has key 0 at the entry ``first``."""
+        """Tables over lags for rows, of which the last one has key 0 at entry ``first``."""
         start = first + queries - 1
         pre = None if self.pre is None else replace(self.pre, start=start)
         return Terms(replace(self.fixed, start=start), pre, learns_fixed)
@@ -104,11 +104,11 @@ class _TermSums:
 
 @dataclass(frozen=True)
 class Ramps:
-    """``static`` (in base 2) and ``pre`` as functions of ``table[lag] * rows[row]``, in float32; the causal mask is the
-    kernel's business."""
+    """``static`` (in base 2) and ``pre`` as functions of ``table[lag] * rows[row]``, in float32. The kernel applies the
+    causal mask."""
 
     table: Float[Tensor, " n"]
-    """From the largest lag downwards, padded as tables are."""
+    """From the largest lag downwards, padded as other tables."""
     rows: Float[Tensor, "#b q"]
     kinks: Float[Tensor, " w"]
     slopes: Float[Tensor, "p c"]
@@ -116,7 +116,7 @@ class Ramps:
     """The channels are the heads, then the hidden units."""
     heads: int
     start: int
-    """Where row 0 begins in the table."""
+    """Index in the table at which row 0 begins."""
 
     @classmethod
     def of(
@@ -133,7 +133,7 @@ class Ramps:
         return cls(data, library.empty(0, 0), kinks.float().contiguous(), slopes, levels, static.shape[-1], 0)
 
     def on_rows(self, rows: Float[Tensor, "#b q"], first: int) -> "Ramps":
-        """For rows of which the last has key 0 at the entry ``first`` of the table."""
+        """Ramps for rows, of which the last one has key 0 at entry ``first`` of the table."""
         return replace(self, rows=rows.float().contiguous(), start=first + rows.shape[-1] - 1)
 
     def enter(self, call: library.Call) -> None:
@@ -174,11 +174,11 @@ class _RampSums:
 
 
 class SeparableTerms:
-    """:class:`OfRowsAndKeys` as the kernel reads them, and their gradients."""
+    """:class:`OfRowsAndKeys` in the kernel's layout, and their gradients."""
 
     def __init__(self, given: OfRowsAndKeys) -> None:
         (self._rows, rows_low), (keys, keys_low) = given.halves(torch.float32)
-        # Channels a power of two apart would compete for the same lines of the cache.
+        # The distance of channels is not a power of two, so that they do not share cache sets.
         missing = library.whole_blocks(keys.shape[-1]) - keys.shape[-1] + library.LINE
         self._keys_count = keys.shape[-1]
         self._rows, self._rows_low = self._rows.contiguous(), rows_low.contiguous()
@@ -209,14 +209,14 @@ class SeparableTerms:
 
 
 def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
-    """To be filled: the output, its heads beside each other as the next projection wants them, and per row the largest
-    logit (base 2) and the sum of the weights under it."""
+    """Empty tensors for the output, which is [b, q, h, e] in memory for the next projection, and for the largest logit
+    (base 2) and the sum of the weights of each row."""
     batch, heads, queries, _ = q.shape
     return library.empty(batch, queries, heads, v.shape[-1]).transpose(1, 2), library.empty(batch, heads, queries, 2)
 
 
 class Mixer:
-    """The matrices of f, and the same for scores and logits in base 2."""
+    """The matrices of f, and their versions for scores and logits in base 2."""
 
     def __init__(self, wa: Float[Tensor, "D h"], w2: Float[Tensor, "h D"]) -> None:
         self.wa, self.w2 = wa.float().contiguous(), w2.float().contiguous()
@@ -224,7 +224,7 @@ class Mixer:
 
 
 class Attention:
-    """q, k and v for the kernel; terms may come for all rows at once or for some at a time."""
+    """q, k and v for the kernel. Terms are given for all rows at once, or for blocks of rows."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class Attention:
 
     @property
     def apart(self) -> bool:
-        """Whether each thread packs the items it takes; else everything is packed here."""
+        """Whether each thread packs its own items. Otherwise everything is packed here."""
         return self.q_shape[0] >= MANY_ITEMS * self.threads
 
     @functools.cached_property
@@ -264,7 +264,7 @@ class Attention:
         return pack(self.v, WIDTH_STRIPS)
 
     def _mask(self, padding: Tensor | None) -> Tensor | None:
-        """-inf at hidden keys; beyond the last key there may be anything."""
+        """The mask with -inf at hidden keys, padded to whole blocks."""
         if padding is None:
             return None
         keys = self.k_shape[2]
@@ -283,14 +283,14 @@ class Attention:
             return
         batch, heads, rows, _ = softmax.shape
         call.splits = self._splits()
-        # Per part of the keys: the output so far, the largest logit and the sum.
+        # For each part of the keys: the output so far, the largest logit and the sum of weights.
         size = batch * call.splits * heads * rows * (library.padded(self.value_width) + 2)
         parts = library.empty(size)
         call.parts = parts.data_ptr()
         library.run("dape_decode", call)
 
     def _splits(self) -> int:
-        """So many parts of the keys that every thread has two, if there are enough."""
+        """The number of parts of the keys: two for each thread, if there are enough keys."""
         blocks = math.ceil(self.k_shape[2] / library.block())
         return max(1, min(blocks, math.ceil(2 * self.threads / max(1, self.q_shape[0]))))
 
@@ -326,11 +326,11 @@ class Attention:
 
 
 class BackwardPass:
-    """Gradients, summed over the calls of :meth:`rows`."""
+    """The gradients, summed over the calls of :meth:`rows`."""
 
     def __init__(self, forward: Attention, grad: Tensor, out: Tensor, softmax: Tensor) -> None:
         self.of, self.softmax = forward, softmax
-        # Divided by the sum of a row's weights here, once, so that the kernel need not divide the weights.
+        # Divided by the sum of a row's weights, so that the kernel need not divide the weights.
         self.grad, self.out = consecutive(grad) / softmax[..., 1:], consecutive(out)
         batch, heads, queries, width = forward.q_shape
         threads = forward.threads
@@ -343,7 +343,7 @@ class BackwardPass:
             forward.separable.begin_sums(batch, self.parts)
 
     def rows(self, terms: Terms | Ramps, block: RowBlock) -> tuple[Tensor | None, ...]:
-        """Adds the gradients of some rows, and returns those of the terms, laid out like them."""
+        """Add the gradients of a block of rows. Returns those of its terms, in their layout."""
         of, part = self.of, block.part
         sums, mixer = terms.sums(of.q_shape[0], of.threads), of.mixer
         call = of._call(terms, block.first, self.out[:, :, part], self.softmax[:, :, part], apart=of.apart)
@@ -374,7 +374,7 @@ class BackwardPass:
     def d_separable(self) -> OfRowsAndKeys | None:
         return None if self.of.separable is None else self.of.separable.total()
 
-    # Scores were in base 2, and so were those that met the gradients of k and wa.
+    # The kernel computes the gradients of k and wa with scores in base 2, hence the division by log2 e.
 
     @property
     def d_wa(self) -> Float[Tensor, "D h"]:
@@ -427,4 +427,4 @@ class _SumsOfParts:
 
 
 def _total(parts: Float[Tensor, "p *s"]) -> Float[Tensor, "*s"]:
-    return parts[0] if len(parts) == 1 else parts.sum(0)  # a sum over one would be a copy
+    return parts[0] if len(parts) == 1 else parts.sum(0)  # avoids a copy of a single part

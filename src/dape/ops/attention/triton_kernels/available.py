@@ -1,4 +1,4 @@
-"""Whether the Triton kernels can serve a call. Does not import triton."""
+"""Whether the Triton kernels can compute a call. Does not import triton."""
 
 import importlib.util
 
@@ -21,19 +21,19 @@ from dape.positional.base import ScoreForm
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@torch.compiler.assume_constant_result  # and traced no further
+@torch.compiler.assume_constant_result  # not traced
 def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
 def serves(device: torch.device) -> bool:
-    """Whether ``auto`` asks for these kernels there."""
+    """Whether ``auto`` uses these kernels on the device."""
     return device.type == "cuda"
 
 
 def why_not_triton(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm) -> str | None:
-    """None if the kernels can take this call. Whether they compute it rightly on this GPU is the matter of
-    ``trust.py``."""
+    """The reason why the kernels cannot compute this call, or None. ``trust.py`` decides whether they compute it
+    correctly on this GPU."""
     if off := why_off():
         return off
     if q.device.type != "cuda" and not INTERPRETED:
@@ -49,16 +49,17 @@ def why_not_triton(q: Tensor, k: Tensor, v: Tensor, form: ScoreForm) -> str | No
     if form.mix is not None and len(form.mix.wa) > MAX_HIDDEN:
         return f"the Triton kernels take {MAX_HIDDEN} hidden units at most, f has {len(form.mix.wa)}"
     if far := max(_span(x) for x in (q, k, v)) >> 31:
-        return f"the Triton kernels count in 32 bits within an item, {far} times as many would be needed"
+        return f"the Triton kernels use 32-bit indices within an item; this call needs {far} times their range"
     return None if INTERPRETED else why_no_room(q, v, form)
 
 
 def _span(x: Tensor) -> int:
-    """Numbers between the first of an item and its last."""
+    """The distance between the first and the last number of an item."""
     return sum((size - 1) * abs(stride) for size, stride in zip(x.shape[1:], x.stride()[1:], strict=True) if size)
 
 
 def why_no_room(q: Tensor, v: Tensor, form: ScoreForm) -> str | None:
+    """The reason why the kernels do not fit in shared memory, or None."""
     gpu = gpu_of(q.device)
     if gpu is None:
         return f"the Triton kernels need {SMALL_SHARED} bytes of shared memory for a program, more than this GPU has"

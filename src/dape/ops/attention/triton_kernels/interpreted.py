@@ -1,4 +1,4 @@
-"""Whether kernels are interpreted on the CPU instead of compiled: triton's own switch, fixed once they are imported."""
+"""Whether kernels run in Triton's interpreter on the CPU. Triton reads this variable when the kernels are imported."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Sizes of the kernels for a call: what is padded to what, and how large a tile is. Does not import triton."""
+"""Sizes of the kernels for a call: padded sizes and the size of a tile. Does not import triton."""
 
 import math
 from dataclasses import dataclass
@@ -7,22 +7,22 @@ from typing import Literal
 import torch
 
 SMALLEST = 16
-"""A product of matrices has at least this many terms in each sum."""
+"""The least size of each axis of a matrix product."""
 MAX_HEADS, MAX_WIDTH, MAX_HIDDEN = 32, 128, 64
 USUAL_ROW_BYTES = 2048
-"""Of all heads, padded: 16 of width 64 in half precision. What is larger is taken in pieces."""
+"""Bytes of a row of all heads, padded: 16 of width 64 in half precision. Larger rows are processed in slices."""
 Gpu = Literal["large", "small", "amd"]
 LARGE_SHARED, SMALL_SHARED = 166_912, 101_376
-"""Bytes of shared memory that a program may have on an A100, and on a GeForce, A10 or L4."""
+"""Bytes of shared memory for a program on an A100, and on a GeForce, A10 or L4."""
 ROOM: dict[Gpu, int] = {"large": 4096, "small": 2048, "amd": 2048}
-"""Bytes of such a row, of which 16 fit into shared memory beside the rest."""
+"""Largest bytes of a row of all heads of which 16 fit into shared memory beside the rest."""
 MAX_SUMS = 2048
-"""Of a row of all heads: they are kept in registers."""
+"""Most sums of a row of all heads, which are kept in registers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of one call: what the kernels are compiled for, next to flags and dtypes."""
+    """The sizes of a call that kernels are compiled for, besides flags and dtypes."""
 
     heads: int
     group: int
@@ -47,25 +47,27 @@ class Sizes:
 
     @property
     def large(self) -> bool:
-        """Then widths are taken in pieces, programs share the columns of a result, and have more warps."""
+        """Whether head widths are processed in slices, several programs share the columns of a result, and programs
+        have more warps."""
         return self.row_bytes > USUAL_ROW_BYTES
 
     @property
     def deep(self) -> bool:
-        """More than 32 hidden units in float32: the cells of f take more than heads do."""
+        """Whether the hidden units of f take more memory than heads: more than 32 units in float32."""
         return self.dp * self.item_bytes > 128
 
     @property
     def fits(self) -> bool:
-        """In float32 not more than 16 heads on small and AMD GPUs; on small ones not more than 32 hidden units."""
+        """Whether the kernels fit: in float32 at most 16 heads on small and AMD GPUs, on small GPUs at most 32 hidden
+        units."""
         return self._columns(ROOM[self.gpu] // 2) >= SMALLEST and not (self.gpu == "small" and self.dp > 32)
 
     def piece(self, width: int) -> int:
-        """Columns that a product takes at once, of both operands."""
+        """The head width of a slice: the columns of both operands in one product."""
         return min(padded(width), self._columns(ROOM[self.gpu] // 2)) if self.large else padded(width)
 
     def share(self, width: int) -> int:
-        """Columns of a result that a program has."""
+        """The columns of a result that one program computes."""
         fit = min(self._columns(ROOM[self.gpu]), MAX_SUMS // self.hp)
         return min(padded(width), fit) if self.large else padded(width)
 
@@ -77,18 +79,19 @@ class Sizes:
 
     @property
     def forward_keys(self) -> int:
-        """Of a tile. Its rows are 16: the sums of values of all heads live in registers."""
+        """Keys of a tile in the forward pass. Tiles have only 16 rows, because the sums of values of all heads are in
+        registers."""
         return 16 if self.large or self.gpu == "small" or self.deep else 32
 
     @property
     def one_at_a_time(self) -> bool:
-        """A kernel for each gradient, which computes the weights again, instead of one for two."""
+        """Whether each gradient has its own launch, which computes the weights again, instead of two in one launch."""
         return self.large or self.gpu != "large" or self.dp > 32
 
     @property
     def warps(self) -> int:
-        """Products in float32 take many registers. With half as many threads the compiler gave up at 32 heads and kept
-        everything in memory; in half precision it does so with twice as many. 1024 threads are the most there are."""
+        """Products in float32 need many registers: with half as many warps the compiler spilled everything at 32 heads.
+        In half precision it does so with twice as many. 1024 threads (32 warps) are the maximum."""
         if self.item_bytes == 4 and self.gpu != "amd" and (self.large or self.deep):
             return 32
         return 16 if self.large else 8
@@ -114,9 +117,9 @@ def padded(count: int) -> int:
     return max(SMALLEST, 1 << max(0, count - 1).bit_length())
 
 
-@torch.compiler.assume_constant_result  # and traced no further
+@torch.compiler.assume_constant_result  # not traced
 def gpu_of(device: torch.device) -> Gpu | None:
-    """None if it has too little shared memory for any of the kernels."""
+    """The kind of GPU, or None if it has too little shared memory for the kernels."""
     if torch.version.hip is not None:
         return "amd"
     if device.type != "cuda":

@@ -1,5 +1,7 @@
-"""Outcomes of the self-check in a file of the user's cache, one for each kind of GPU, each set of versions and each
-state of the kernels' sources. Does not import triton until it is asked for its version."""
+"""Outcomes of the self-check in the user's cache: a file for each GPU model, set of versions and state of the sources.
+
+Imports triton only to read its version.
+"""
 
 import functools
 import hashlib
@@ -21,16 +23,16 @@ FOLDER = "verified"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of the check of a class."""
+    """The outcome of the check of a class."""
 
     ok: bool
     words: str
-    """What was found: how near, or what was wrong."""
+    """The largest error, or what was wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Everything that decides what kernels compute, beside the class of a call."""
+    """Everything that decides what kernels compute, except for the class of a call."""
 
     gpu: str
     capability: str
@@ -38,7 +40,7 @@ class Machine:
     triton: str
     dape: str
     sources: Sha256
-    """Of the kernels, of what launches them and of the check itself."""
+    """A hash of the kernels, of the code that launches them, and of the check."""
 
     @property
     def file(self) -> Path:
@@ -59,10 +61,8 @@ def machine_of(device: torch.device) -> Machine:
 
     gpu, capability = "interpreter", "none"
     if device.type == "cuda":
-        gpu, capability = (
-            torch.cuda.get_device_name(device),
-            ".".join(map(str, torch.cuda.get_device_capability(device))),
-        )
+        gpu = torch.cuda.get_device_name(device)
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
     return Machine(
         gpu=gpu,
         capability=capability,
@@ -75,7 +75,7 @@ def machine_of(device: torch.device) -> Machine:
 
 @functools.cache
 def sources() -> str:
-    """A hash of every file beside this one, and of the engine that calls them."""
+    """A hash of every file in this folder, and of the engine that calls them."""
     here = Path(__file__).parent
     engine = [here.parent / "engines" / name for name in ("base.py", "triton.py")]
     files = [*sorted(here.glob("*.py")), *engine]
@@ -83,8 +83,8 @@ def sources() -> str:
 
 
 def read_outcomes(machine: Machine) -> dict[str, Outcome]:
-    """Nothing where there is no file. One that is damaged or not ours is left out, with a word; the next outcome takes
-    its place."""
+    """The outcomes in the machine's file; empty if there is no file. A damaged or foreign file causes a warning, and
+    the next outcome replaces it."""
     file = machine.file
     if not file.is_file():
         return {}
@@ -101,11 +101,11 @@ def read_outcomes(machine: Machine) -> dict[str, Outcome]:
 
 
 def write_outcome(machine: Machine, name: str, outcome: Outcome) -> None:
-    """Beside those of other classes. Of two processes that write at once one wins; the other's class is checked again
-    some time. Raises OSError, or RuntimeError where there is no home."""
+    """Add an outcome to the machine's file. If two processes write at the same time, one outcome is lost, and checked
+    again later. Raises OSError, or RuntimeError without a home directory."""
     own_folder(machine.file.parent)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is damaged has been said when it was read
+        warnings.simplefilter("ignore")  # the first reading has already warned
         known = read_outcomes(machine)
     content = _Stored(machine=machine, outcomes={**known, name: outcome})
     write_text(machine.file, json.dumps(sealed(asdict(content)), indent=1) + "\n")

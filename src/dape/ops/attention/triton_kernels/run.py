@@ -1,4 +1,4 @@
-"""Calls of the kernels on torch tensors. Where position terms come from: ``engines/triton.py``."""
+"""Calls of the kernels on torch tensors. ``engines/triton.py`` makes the position terms."""
 
 import math
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from dape.positional.base import LEAKY_SLOPE
 
 LOG2_E = math.log2(math.e)
 ROWS = 16
-"""Of every tile, and keys of those of the backward pass."""
+"""Rows of every tile, and keys of a tile in the backward pass."""
 SPLIT_ROWS, SPLIT_KEYS = 16, 256
-"""Calls of so few rows, as in decoding, are split into programs of so many keys: whole tiles of them."""
+"""Calls with at most SPLIT_ROWS rows, as in decoding, are split into programs of SPLIT_KEYS keys (whole tiles)."""
 _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """What slopes and levels in :class:`Terms` are multiplied with and added to: ``table[lag] * of_rows[row]``."""
+    """``table[lag] * of_rows[row]``, the variable of the piecewise linear functions in :class:`Terms`."""
 
     table: Float[Tensor, " n"]
     of_rows: Float[Tensor, "#b q"]
@@ -33,18 +33,18 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Terms:
-    """``static`` (base 2, but for ramps with what f makes of position alone) and ``pre`` as the kernels read them:
-    tables over lags, one entry per cell, or a slope and a level for each piece of a ramp."""
+    """``static`` and ``pre`` in the kernels' layout: tables over lags, one entry per cell, or a slope and a level for
+    each piece of a ramp. ``static`` is in base 2 and, except for ramps, includes f of the position alone."""
 
     tables: bool
     static: Float[Tensor, "h n"] | Float[Tensor, "#i h r k"] | Float[Tensor, "m 2 h"] | None
     pre: Float[Tensor, "n p"] | Float[Tensor, "#i D r k"] | Float[Tensor, "m 2 p"] | None
     start: int = 0
-    """Entry of row 0 and key 0 in tables."""
+    """The entry of row 0 and key 0 in tables."""
     ramp: Ramp | None = None
 
     def strides(self) -> dict[str, int]:
-        """Of items, channels and rows; those of tables are known to the kernels but for one."""
+        """Strides of items, channels and rows. Kernels know the strides of tables, except for one."""
         found = {"static_i": 0, "static_c": 0, "static_r": 0, "pre_i": 0, "pre_c": 0, "pre_r": 0, "of_rows_i": 0}
         if self.ramp is not None:
             found["of_rows_i"] = self.ramp.of_rows.stride(0) if len(self.ramp.of_rows) > 1 else 0
@@ -60,7 +60,7 @@ class Terms:
 
 
 class Attention:
-    """q, k, v and the weights of f; terms may come for all rows at once or for some at a time."""
+    """q, k, v and the weights of f. Terms are given for all rows at once, or for blocks of rows."""
 
     def __init__(
         self,
@@ -113,13 +113,13 @@ class Attention:
         }
 
     def of_position(self, pre: Float[Tensor, "D *n"]) -> Float[Tensor, "h *n"]:
-        """What f makes of position alone, without rounding: the kernels add the difference that scores make."""
+        """f of the position alone, without rounding. The kernels add the difference that the scores make."""
         assert self.exact_w2 is not None
         hidden = torch.nn.functional.leaky_relu(pre, LEAKY_SLOPE)
         return (self.exact_w2 @ hidden.flatten(1)).unflatten(1, pre.shape[1:])
 
     def inputs(self, terms: Terms, rows: slice, keys: int) -> dict[str, Any]:
-        """Arguments that all kernels take. An absent tensor is never read: another stands in for its address."""
+        """The arguments of all kernels. Absent tensors are never read; q takes their place."""
         q = self.q[:, :, rows]
         offset = 0 if self.causal_offset is None else self.causal_offset + rows.start
         return {
@@ -179,13 +179,13 @@ class Attention:
 
 
 class BackwardPass:
-    """Gradients, summed over the calls of :meth:`rows`."""
+    """The gradients, summed over the calls of :meth:`rows`."""
 
     def __init__(self, forward: Attention, grad: Tensor, out: Tensor, softmax: Tensor) -> None:
         self.of, self.grad = forward, _unit_stride(grad.to(forward.q.dtype))
         self.delta = (grad.float() * out.float()).sum(-1).contiguous()
         largest, total = softmax.unbind(-1)
-        # A row that saw nothing has no weights.
+        # Rows that see no key have no weights.
         self.largest = largest.masked_fill(total == 0, math.inf).contiguous()
         self.inverses = total.reciprocal().masked_fill(total == 0, 0.0).contiguous()
         (batch, heads, _, _), keys, sizes = forward.q.shape, forward.keys, forward.sizes
@@ -204,8 +204,8 @@ class BackwardPass:
         return self._d_v.unflatten(1, (-1, self.of.sizes.group)).sum(2)
 
     def rows(self, terms: Terms, block: RowBlock) -> tuple[Tensor | None, ...]:
-        """Adds the gradients of some rows; returns those of the terms: of tables ``[h, n]`` and ``[D, n]``, of ramps
-        ``[2, p, h]``, ``[2, p, D]``, ``[n]`` and ``[#b, q]``, else ``[h, b, r, k]`` and ``[D, b, r, k]``."""
+        """Add the gradients of a block of rows. Returns those of its terms: for tables ``[h, n]`` and ``[D, n]``, for
+        ramps ``[2, p, h]``, ``[2, p, D]``, ``[n]`` and ``[#b, q]``, for cells ``[h, b, r, k]`` and ``[D, b, r, k]``."""
         of, sizes, rows, keys = self.of, self.of.sizes, block.part, block.keys
         grad, delta = self.grad[:, :, rows], self.delta[:, :, rows]
         batch, _, queries = delta.shape
@@ -226,7 +226,7 @@ class BackwardPass:
         d_of_rows = self.d_q.new_empty(batch, queries)
         written = {"d_q": d_q, **_strides("dq", d_q), "rest": rest, "d_of_rows": d_of_rows}
         of._launch(kernels.backward_queries, grid, shared | written, terms, tile)
-        delta.add_(rest)  # now the gradients of a row's logits add up to 0
+        delta.add_(rest)  # now the gradients of a row's logits sum to 0
         d_k, d_v = torch.empty_like(self._d_k[:, :, :keys]), torch.empty_like(self._d_v[:, :, :keys])
         written = {"d_k": d_k, "d_v": d_v, **_strides("dk", d_k), **_strides("dv", d_v)}
         for what in together_or_apart(sizes, "FOR_K", "FOR_V"):
@@ -246,7 +246,7 @@ class BackwardPass:
         first, programs = 0, row_tiles
         if terms.tables:
             last = key_tiles - 1
-            if of.causal_offset is not None:  # bands beyond see nothing
+            if of.causal_offset is not None:  # later bands are hidden
                 last = max(1 - row_tiles, min(last, (shared["offset"] + ROWS - 1) // ROWS))
             first, programs = 1 - row_tiles, last + row_tiles
         d_static, d_pre, d_table = self._space(terms, (batch, programs), shared["queries"], shared["keys"])
@@ -271,7 +271,7 @@ class BackwardPass:
         return d_static, self._with_position(terms, d_static, d_pre) if of.mixes else None
 
     def _space(self, terms: Terms, programs: tuple[int, int], queries: int, keys: int) -> tuple[Tensor, ...]:
-        """For what the kernel writes of static, pre and a ramp's table; an empty one for what is absent."""
+        """Tensors for the gradients of static, pre and a ramp's table; empty ones for absent inputs."""
         sizes, empty, mixes = self.of.sizes, self.d_q.new_empty, self.of.mixes
         nothing = empty(0)
         if terms.ramp is not None:
@@ -286,8 +286,8 @@ class BackwardPass:
         return self.d_q.new_zeros(programs[0], sizes.heads, *cells), d_pre, nothing
 
     def _with_position(self, terms: Terms, d_static: Tensor, d_pre: Tensor) -> Tensor:
-        """Gradients of ``pre`` and w2 with what comes through ``of_position`` in the static term; items that share
-        ``pre`` share its gradient."""
+        """Add the gradients of ``pre`` and w2 through ``of_position`` in the static term. Returns the gradient of
+        ``pre``, which is summed over items that share ``pre``."""
         w2, pre = self.of.exact_w2, terms.pre
         assert w2 is not None and pre is not None
         if terms.tables:
@@ -304,8 +304,8 @@ class BackwardPass:
 def flags(
     *, mix: bool, tables: bool, causal: bool, static: bool, padding: bool, dtype: str, interpreted: bool, kinks: int = 0
 ) -> dict[str, Any]:
-    """Constants of the kernels beside their sizes; ``dtype`` in Triton's spelling: fp32, fp16, bf16; ``kinks``: of a
-    ramp."""
+    """The constants of the kernels besides sizes. ``dtype`` is Triton's name: fp32, fp16 or bf16; ``kinks`` is the
+    number of kinks of a ramp."""
     store = {"fp32": kernels.tl.float32, "fp16": kernels.tl.float16, "bf16": kernels.tl.bfloat16}[dtype]
     return {
         "MIX": mix,
@@ -326,22 +326,22 @@ def of_kinks(kinks: int) -> dict[str, int]:
 
 
 def together_or_apart(sizes: Sizes, a: str, b: str, *, apart: bool = False) -> list[dict[str, bool]]:
-    """Two gradients in one kernel, which then computes the weights once, or in one each where they would not fit."""
+    """The launches for two gradients: a single one, which computes the weights once, or two if both do not fit."""
     if apart or sizes.one_at_a_time:
         return [{a: True, b: False}, {a: False, b: True}]
     return [{a: True, b: True}]
 
 
 def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
-    """To be filled: the output, its heads beside each other as the next projection wants them, and per row the largest
-    logit (base 2) and the sum of the weights under it."""
+    """Empty tensors for the output, which is [b, q, h, e] in memory for the next projection, and for the largest logit
+    (base 2) and the sum of the weights of each row."""
     batch, heads, queries, _ = q.shape
     out = q.new_empty(batch, queries, heads, v.shape[-1], dtype=torch.float32).transpose(1, 2)
     return out, q.new_empty(batch, heads, queries, 2, dtype=torch.float32)
 
 
 def _in_two_parts(weight: Float[Tensor, "a b"], padding: tuple[int, ...], dtype: torch.dtype) -> Float[Tensor, "2 c d"]:
-    """Padded and rounded, and what was lost by that."""
+    """The padded weight as a rounded tensor and its rounding error."""
     upper = weight.to(dtype)
     lower = (weight.float() - upper.float()).to(dtype)
     return torch.nn.functional.pad(torch.stack([upper, lower]), padding)
@@ -356,7 +356,7 @@ def _strides(name: str, x: Float[Tensor, "b h t d"]) -> dict[str, int]:
 
 
 def _join(outs: Float[Tensor, "s *q e"], sums: Float[Tensor, "s *q 2"], out: Tensor, softmax: Tensor) -> None:
-    """Parts of the keys into one."""
+    """Combine the results of the parts of the keys."""
     largest, total = sums.unbind(-1)
     top = largest.amax(0)
     total = total * torch.exp2(largest - top.masked_fill(top == -math.inf, 0.0))
@@ -366,15 +366,15 @@ def _join(outs: Float[Tensor, "s *q e"], sums: Float[Tensor, "s *q 2"], out: Ten
 
 
 def _of_pieces(x: Float[Tensor, "b n m 2 p"], ramp: Ramp, channels: int) -> Float[Tensor, "2 w c"]:
-    """Of slopes and levels, without padding, from what programs have found."""
+    """The gradients of slopes and levels without padding, summed over programs."""
     return x.sum((0, 1))[: len(ramp.kinks) + 1, :, :channels].transpose(0, 1)
 
 
 def _diagonals(x: Float[Tensor, "c bands r r"], *, first: int, count: int) -> Float[Tensor, "c n"]:
-    """Entries 0 ... count-1 of the tables, of which a tile's row r and column j meet entry
-    ``first + band * ROWS - r + j``. Bands overlap: each one's sums are cut where the next begins."""
+    """The sums for entries 0 ... count-1 of the tables. Row r and column j of a tile belong to entry
+    ``first + band * ROWS - r + j``, so that the sums of neighbouring bands overlap."""
     channels, bands = x.shape[:2]
-    # Reading rows of length 2 ROWS as rows of length 2 ROWS - 1 moves each row one further.
+    # Reading rows of length 2 ROWS as rows of length 2 ROWS - 1 shifts each row by one more.
     shifted = torch.nn.functional.pad(x.flip(2), (0, ROWS))[:, :, :, : 2 * ROWS].flatten(2)
     sums = shifted[..., : ROWS * (2 * ROWS - 1)].unflatten(2, (ROWS, 2 * ROWS - 1)).sum(2)
     total = x.new_zeros(channels, bands + 1, ROWS)

@@ -1,4 +1,4 @@
-"""What the self-check tells apart: calls that run the same compiled kernels. Does not import triton."""
+"""Classes of calls that run the same compiled kernels, which the self-check checks once. Does not import triton."""
 
 from dataclasses import dataclass
 from operator import index
@@ -15,10 +15,11 @@ NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bf
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeClass:
-    """The constants that kernels are compiled for (``run.Attention.constants``), and what else decides the numbers.
+    """The constants that kernels are compiled for (``run.Attention.constants``), and other facts that change the
+    numbers.
 
-    Lengths and the batch are not among them, as kernels are not specialised on them. Documents and given positions are
-    not either: both reach the kernels as -inf in terms per cell, which every check of such terms has.
+    Kernels are not specialised on lengths and the batch size. Documents and given positions reach the kernels as -inf
+    in terms per cell, which every check of such terms includes.
     """
 
     dtype: str
@@ -28,17 +29,17 @@ class ShapeClass:
     width: int
     values: int
     hidden: int
-    """Units of f, 0 without f."""
+    """Hidden units of f; 0 without f."""
     tables: bool
-    """Position terms are tables over lags, or functions of one, else one entry per cell."""
+    """Whether position terms are tables over lags or ramps, and not one entry per cell."""
     causal: bool
     static: bool
-    """Whether there is a static term: a bias, or what f makes of position."""
+    """Whether there is a static term: a bias, or f of the position."""
     padding: bool
     kinks: int = 0
-    """Of the ramp that position terms are functions of, 0 without one."""
+    """Kinks of the ramp; 0 without one."""
     tf32: bool = False
-    """Whether PyTorch's own products of float32, of which f has some, are rounded."""
+    """Whether PyTorch rounds float32 products to TF32, which f uses too."""
 
     def __str__(self) -> str:
         """The name in files and messages."""
@@ -54,15 +55,14 @@ class ShapeClass:
 
 
 def class_of(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, tables: bool) -> dict[str, Any]:
-    """The fields of the class of a call that :func:`why_not_triton` has nothing against: plain values, which
-    torch.compile can hand on while it traces."""
+    """The fields of the class of a call that the kernels can compute, as plain values for torch.compile."""
     mixes = form.mix is not None
     biased = (form.source is not None or form.separable is not None) and form.adds_bias
     ramp = None if not tables or form.source is None or form.source.at is not None else form.source.ramp
     masked = not tables and (grid.causal or grid.q_document is not None)
     return {
         "dtype": NAMES[q.dtype],
-        # Indices: where torch.compile traces lengths as symbols, these become numbers that the graph depends on.
+        # ``index`` makes numbers that the graph depends on from the symbols that torch.compile may trace.
         "heads": index(q.shape[1]),
         "group": index(q.shape[1] // k.shape[1]),
         "width": index(q.shape[3]),
@@ -77,9 +77,9 @@ def class_of(q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm, *, ta
     }
 
 
-@torch.compiler.assume_constant_result  # and traced no further
+@torch.compiler.assume_constant_result  # not traced
 def _products_are_rounded() -> bool:
     try:
         return bool(torch.backends.cuda.matmul.allow_tf32)
-    except RuntimeError:  # set by the newer of PyTorch's two ways
+    except RuntimeError:  # it was set through PyTorch's newer interface
         return getattr(torch.backends.cuda.matmul, "fp32_precision", "") == "tf32"

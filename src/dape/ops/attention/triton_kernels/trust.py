@@ -1,7 +1,7 @@
 """Whether the Triton kernels may be used for a call: on first use of a class they are compared with the definition.
 
-A check runs in a thread of its own. Whether gradients are wanted, inference mode, autocast, the default device,
-dispatch modes and hooks on saved tensors belong to the thread that calls: none of them reaches it, and it changes none.
+A check runs in a new thread. Grad mode, inference mode, autocast, the default device, dispatch modes and hooks on saved
+tensors belong to the calling thread, so that they do not affect the check, and the check does not change them.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ ADVICE = "`dape doctor --gpu` writes a report to send with a bug report"
 
 
 class _Memory:
-    """What this process knows. Read without a lock, written under one."""
+    """The outcomes that this process knows. Read without a lock, written with one."""
 
     def __init__(self) -> None:
         self.outcomes: dict[tuple[torch.device, ShapeClass], Outcome] = {}
@@ -44,9 +44,11 @@ _asking = threading.local()
 
 
 def verdict(shape: ShapeClass, device: torch.device, *, tracing: bool = False) -> Verdict:
-    """For a call of that class. Unless ``DAPE_KERNELS`` says otherwise a class that is not known yet is checked now,
-    which takes as long as compiling its kernels. Not while ``tracing``, nor while a CUDA graph is captured: then the
-    answer is no, nothing is remembered, and a later call asks again."""
+    """Whether a call of that class may use the kernels.
+
+    With the default of ``DAPE_KERNELS``, an unknown class is checked now, which takes as long as compiling its kernels.
+    While ``tracing``, or while a CUDA graph is captured, nothing is checked or remembered, and the answer is no.
+    """
     mode = kernels_mode()
     if mode == "off":
         return Verdict(False, WHY_OFF)
@@ -66,16 +68,16 @@ def verdict(shape: ShapeClass, device: torch.device, *, tracing: bool = False) -
     return Verdict(True, outcome.words)
 
 
-@torch.compiler.assume_constant_result  # and traced no further
+@torch.compiler.assume_constant_result  # not traced
 def judged(device: torch.device, tracing: bool, **fields: Any) -> tuple[bool, str]:
-    """:func:`verdict` for the fields of a class, in plain values."""
+    """:func:`verdict` from and to plain values, for torch.compile."""
     found = verdict(ShapeClass(**fields), device, tracing=tracing)
     return found.ok, found.words
 
 
 @contextlib.contextmanager
 def only_remembered() -> Iterator[None]:
-    """Within, this thread's verdicts rest on earlier checks alone, and nothing is warned about."""
+    """In this context, the thread's verdicts use only earlier checks, and there are no warnings."""
     before = getattr(_asking, "only_remembered", False)
     _asking.only_remembered = True
     try:
@@ -85,14 +87,14 @@ def only_remembered() -> Iterator[None]:
 
 
 def forget() -> None:
-    """As in a process that has checked nothing. Files stay."""
+    """Forget the outcomes of this process. Files stay."""
     global _memory
     _memory = _Memory()
 
 
 def _why_not_now(device: torch.device, tracing: bool) -> str | None:
     if getattr(_asking, "only_remembered", False):
-        return "none is made now"
+        return "no check is made now"
     if tracing:
         return "no check is made while torch.compile traces"
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -102,7 +104,7 @@ def _why_not_now(device: torch.device, tracing: bool) -> str | None:
 
 def _not_now(shape: ShapeClass, busy: str) -> Verdict:
     words = f"the Triton kernels have not been checked on this GPU for {shape}, and {busy}"
-    _say_once(f"{words}. Make such a call once before that (forward is enough), or set {SWITCH}=trust")
+    _say_once(f"{words}. Make such a call once before (forward is enough), or set {SWITCH}=trust")
     return Verdict(False, words)
 
 
@@ -113,7 +115,7 @@ def _say_once(message: str) -> None:
 
 
 def _known_or_checked(shape: ShapeClass, device: torch.device, *, check: bool) -> Outcome | None:
-    """None if nothing is known and nothing may be checked. Others who ask meanwhile wait."""
+    """The outcome of a class, or None if it is unknown and ``check`` is False. Other threads wait meanwhile."""
     memory = _memory
     with memory.writing:
         outcome = memory.outcomes.get((device, shape))
@@ -132,7 +134,7 @@ def _known_or_checked(shape: ShapeClass, device: torch.device, *, check: bool) -
 
 
 def recheck(shape: ShapeClass, device: torch.device) -> Outcome:
-    """Check a class whatever is known of it, and remember the outcome."""
+    """Check a class again, and remember the outcome."""
     with _memory.writing:
         outcome = _remembered(shape, machine_of(device), checked(shape, device))
         _memory.outcomes[device, shape] = outcome
@@ -140,7 +142,7 @@ def recheck(shape: ShapeClass, device: torch.device) -> Outcome:
 
 
 def checked(shape: ShapeClass, device: torch.device) -> Outcome | Exception:
-    """The outcome, or what compiling or launching raised."""
+    """The outcome of a check, or the exception of compiling or launching."""
 
     def work() -> Outcome | Exception:
         from dape.ops.attention.triton_kernels.verify import findings
@@ -148,7 +150,7 @@ def checked(shape: ShapeClass, device: torch.device) -> Outcome | Exception:
         try:
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
                 found = findings(shape, device)
-        except Exception as error:  # a compiler has errors of many kinds, and none of them may end the program
+        except Exception as error:  # compilers raise many kinds of errors, none of which may end the program
             return error
         worst = max(found, key=lambda each: each.error / each.bound)
         if all(each.ok for each in found):
@@ -161,14 +163,14 @@ def checked(shape: ShapeClass, device: torch.device) -> Outcome | Exception:
 
 
 def _remembered(shape: ShapeClass, machine: Machine, outcome: Outcome | Exception) -> Outcome:
-    """Exceptions stay in the process: a missing compiler, a full disk or too little memory is nothing that versions
-    tell."""
+    """The outcome, written to the machine's file. Exceptions are not written: they may have other causes than versions,
+    such as a missing compiler, a full disk or too little memory."""
     if isinstance(outcome, Exception):
         words = " ".join(f"{type(outcome).__name__}: {outcome}".split())[:500]
         return Outcome(False, f"the Triton kernels could not be compiled or launched for {shape} ({words})")
     try:
         write_outcome(machine, str(shape), outcome)
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home for the cache
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home directory for the cache
         return Outcome(outcome.ok, f"{outcome.words}; for this process only ({error})")
     return outcome
 

@@ -1,9 +1,8 @@
-"""The self-check: the kernels on small calls, outputs and the gradients of everything, against the definition.
+"""The self-check: compares outputs and all gradients of the kernels on small calls with the definition.
 
-The definition is computed in float64 on the CPU, where no flag of the GPU reaches it. On the side of the kernels
-autograd takes no part: a check may begin within somebody's backward pass, whose thread for the GPU would then wait for
-itself.
-Nothing here is random: numbers come from a generator of its own.
+The definition is computed in float64 on the CPU, where flags of the GPU have no effect. The kernels are called without
+autograd: a check may begin within a backward pass, whose GPU thread would then wait for itself. Random numbers come
+from a generator with a fixed seed.
 """
 
 import math
@@ -36,14 +35,14 @@ class Case:
     keys: int
     gradients: bool
     shared: bool
-    """Terms per cell are the same for all items."""
+    """Whether terms per cell are the same for all items."""
     heads_beside: bool
-    """q, k and v are laid out as projections leave them: the heads of a token beside each other."""
+    """Whether q, k and v are [b, t, h, d] in memory, the layout of projections."""
 
 
 def cases() -> list[Case]:
-    """Sizes odd in every respect, and whole tiles: triton compiles anew where addresses and strides are multiples of
-    16. One row against many keys, as in decoding, is split into parts of the keys; it is checked forward only."""
+    """Odd sizes, and whole tiles: triton compiles other kernels if addresses and strides are multiples of 16. One row
+    with many keys, as in decoding, is split into parts of the keys, and checked only forward."""
     return [
         Case("odd sizes", 21, 37, gradients=True, shared=False, heads_beside=True),
         Case("whole tiles", 32, 48, gradients=True, shared=True, heads_beside=False),
@@ -53,7 +52,7 @@ def cases() -> list[Case]:
 
 @dataclass(frozen=True)
 class Finding:
-    """One tensor of one case, the worst of it."""
+    """The largest error of one tensor of one case."""
 
     case: str
     tensor: str
@@ -70,7 +69,7 @@ class Finding:
 
 
 def findings(shape: ShapeClass, device: torch.device) -> list[Finding]:
-    """Every tensor of every case. Raises whatever compiling or launching raises."""
+    """Findings for every tensor of every case. Raises the exceptions of compiling and launching."""
     return [finding for number, case in enumerate(cases()) for finding in _compare(shape, case, device, seed=number)]
 
 
@@ -119,29 +118,26 @@ class _Example:
 
     @property
     def terms(self) -> int:
-        """Of all sums that an output or a gradient goes through."""
+        """The number of terms in all sums of an output or a gradient."""
         shape = self.shape
         return shape.width + shape.values + shape.heads + shape.hidden + self.case.keys + BATCH * self.case.queries
 
     def _grid(self) -> Grid:
-        """The queries are the last of the keys. Terms per cell without a causal mask hide documents from each other,
-        one for each item, and a row from everything."""
+        """A grid whose queries are the last keys. Terms per cell without a causal mask hide documents from each other,
+        and a row from all keys."""
         shape, keys, documents = self.shape, torch.arange(self.case.keys, device="cpu"), {}
         if shape.static and not shape.tables and not shape.causal:
             k_document = (keys + 5 * torch.arange(1 if self.case.shared else BATCH, device="cpu")[:, None]) // 13
             q_document = k_document[:, -self.case.queries :].clone()
             q_document[:, 0] = q_document[:, 0] if self.case.queries == 1 else -1
-            shared = self.case.shared
             documents = {"q_document": q_document, "k_document": k_document}
-            documents = {name: x[0] if shared else x for name, x in documents.items()}
-        padding = None
-        if shape.padding:
-            padding = (keys * torch.tensor([[7], [3]], device="cpu")) % 5 == 2
+            documents = {name: x[0] if self.case.shared else x for name, x in documents.items()}
+        padding = (keys * torch.tensor([[7], [3]], device="cpu")) % 5 == 2 if shape.padding else None
         causal = shape.causal
         return make_grid(self.q, self.k, causal=causal, q_pos=None, k_pos=None, key_padding_mask=padding, **documents)
 
     def _kinks(self) -> Float[Tensor, " w"] | None:
-        """As far as can be from where cells are: rounding must not put a cell into another piece."""
+        """Kinks as far as possible from all cells, so that rounding does not move a cell to another piece."""
         if self.table is None or self.rows is None:
             return None
         places = self._along(self.table, self.rows).flatten().sort().values
@@ -152,7 +148,7 @@ class _Example:
         return table[self._entry()] * rows.unsqueeze(-1)
 
     def _entry(self) -> Int[Tensor, "q k"]:
-        """Of a table, of which entry 0 is of the largest lag."""
+        """The table entry of each cell; entry 0 is the largest lag."""
         i, j = torch.arange(self.case.queries, device="cpu"), torch.arange(self.case.keys, device="cpu")
         return self.case.queries - 1 - i[:, None] + j[None, :]
 
@@ -213,7 +209,7 @@ class _Example:
         return x.transpose(1, 2).contiguous().transpose(1, 2) if self.case.heads_beside else x
 
     def _with_mask(self, static: Tensor | None) -> Float[Tensor, "h #i q k"] | None:
-        """As ``bias_tiles`` gives it: channels first, base 2, -inf where something other than padding hides."""
+        """The static term as in ``bias_tiles``: channels first, base 2, -inf where masks other than padding hide."""
         visible = replace(self.grid, key_padding_mask=None).visible()
         if static is None:
             return None
@@ -225,7 +221,7 @@ class _Example:
 
 
 class _Cells:
-    """Terms given on all cells, as an engine asks for them; also collects their gradients."""
+    """Given terms on all cells, with the interface of :class:`RowTerms`. Also collects their gradients."""
 
     def __init__(self, masked: Tensor | None, static: Tensor | None, pre: Tensor | None) -> None:
         self._masked, self._pre = masked, None if pre is None else pre.transpose(0, 1)
@@ -252,7 +248,7 @@ class _Cells:
 
 
 class _ByDefinition(PositionalEncoding):
-    """L = A + static + W2 leaky(Wa A + pre), for :func:`reference_attention`."""
+    """L = A + static + w2 leaky(wa A + pre), for :func:`reference_attention`."""
 
     def __init__(self, example: _Example, leaves: dict[str, Tensor]) -> None:
         heads, width = example.shape.heads, example.shape.width
