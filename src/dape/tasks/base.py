@@ -18,9 +18,8 @@ class Loss:
     count: int
     """Targets of this part."""
     right: int = 0
-    """How many of ``answers`` are right; both are 0 where a task does not tell."""
+    """Number of correct ``answers``. Both are 0 for tasks without accuracy."""
     answers: int = 0
-    """All answers; 0 for tasks without accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)

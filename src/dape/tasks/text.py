@@ -80,11 +80,11 @@ class TextTask:
     def validate(self, model: nn.Module) -> float | None:
         """The loss at the training length, on windows that are the same for every run on this text. None if the
         held-out text is too short."""
-        stream = self.corpus.validation
-        if len(stream) <= self.length:
+        stream, k = self.corpus.validation, self.length
+        if len(stream) <= k:
             return None
-        ends = evaluation_ends(stream, reach=length, k=length, windows=VALIDATION_WINDOWS, same_document=False)
-        tokens = torch.from_numpy(evaluation_windows(stream, ends, length)).to(_device(model))
+        ends = evaluation_ends(stream, reach=k, k=k, windows=VALIDATION_WINDOWS, same_document=False)
+        tokens = torch.from_numpy(evaluation_windows(stream, ends, k)).to(_device(model))
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             losses = [
