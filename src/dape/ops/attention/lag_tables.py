@@ -46,7 +46,7 @@ def lag_attention(
     # The operator's output is not rounded: the backward pass subtracts it from a number nearly as large.
     of = separable or (None, None)
     out, _ = _forward(
-        q, k, v, static, wa, pre, w2, table, rows, *vectors, sinks, kinks, key_padding_mask, offset, causal, engine
+        q, k, v, static, wa, pre, w2, table, rows, *of, sinks, kinks, key_padding_mask, offset, causal, engine
     )
     return out.to(q.dtype)
 

@@ -39,7 +39,7 @@ def row_block_attention(
     )
     attend = None
     if torch.is_grad_enabled():
-        attend = _with_weights_of_now(pe)
+        attend = _with_current_weights(pe)
         # Every block adds to the gradients of k and v. In half precision the sum would soon round the parts away.
         k, v = (x.to(accumulation_dtype(x.dtype)) for x in (k, v))
         if grid.k_features is not None:
