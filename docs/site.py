@@ -64,7 +64,8 @@ def with_links(page: Path, content: str) -> str:
             raise SystemExit(f"{page}: {target} does not exist")
         inside = str(path.relative_to(ROOT))
         if path.is_relative_to(DOCS):
-            return f"[{text}]({inner}{path.relative_to(DOCS)}{mark}{part})"
+            page_of = path.with_suffix(".md") if path.parent == DOCS / "tutorials" else path
+            return f"[{text}]({inner}{page_of.relative_to(DOCS)}{mark}{part})"
         if inside in ELSEWHERE:
             return f"[{text}]({inner}{ELSEWHERE[inside]}{mark}{part})"
         return text if text.strip("`") == inside else f"{text} (`{inside}`)"
