@@ -73,7 +73,8 @@ def compare(
         device: ``cpu``, ``cuda``, ...; ``auto`` takes a GPU if there is one.
         executor: where runs are done; by default processes of this machine.
         preset: settings to begin with: tiny, small, 125m, 350m, 2.7b or 6.7b.
-        model, train: all settings at once, in place of the preset.
+        model: all settings of the model at once, in place of the preset.
+        train: all settings of training at once, likewise.
         **changes: single settings of :class:`~dape.models.config.DecoderConfig` and
             :class:`~dape.training.config.TrainConfig` in place of the preset's: ``steps=400``, ``layers=2``, ...
 

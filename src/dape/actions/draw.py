@@ -46,7 +46,8 @@ def draw(
         encodings: names from ``dape.encodings()``, or modules, also trained ones.
         length: tokens; by default 4 training lengths, or one if the encoding supports no more.
         train_length: training length of the encodings given by name.
-        heads, head_dim: number and width of the heads of the encodings given by name.
+        heads: number of heads of the encodings given by name.
+        head_dim: width of these heads.
         draws: number of draws of randomised positions.
         seed: seed of parameters, tokens and draws.
         options: options of all encodings, ``{"hidden": 16}``, or of one: ``{"dape-kerple.hidden": 16}``.

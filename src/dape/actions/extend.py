@@ -97,7 +97,10 @@ def extend(
         factor: with YaRN, for up to so many training lengths; by default the greatest of ``lengths``.
         train_length: the length the model was trained at; by default ``max_position_embeddings``.
         length: tokens per sequence while the adapter is trained; by default 4 training lengths.
-        steps, batch, lr, seed: of training.
+        steps: of training.
+        batch: sequences per step.
+        lr: learning rate.
+        seed: of training.
         lengths: to evaluate at; by default the training length and its doublings up to 32 times.
         last_k: scored tokens per window; by default 256, or the shortest length if that is less.
         windows: evaluation windows, the same at every length.

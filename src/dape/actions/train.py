@@ -104,7 +104,8 @@ def train(
         processes: processes to start on this machine. Under torchrun, the processes that it has started are used.
         restarts: how often to restart the processes after one was killed.
         preset: basic settings: tiny, small, 125m, 350m, 2.7b or 6.7b.
-        model, train: all settings at once, in place of the preset.
+        model: all settings of the model at once, in place of the preset.
+        train: all settings of training at once, likewise.
         **changes: single settings in place of the preset's: ``encoding="rope"``, ``steps=400``, ``seed=1``, ...
 
     Returns:

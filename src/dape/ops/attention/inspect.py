@@ -49,8 +49,17 @@ def intermediates(
     is its output.
 
     Args:
-        q, k, pe, causal, q_pos, k_pos, key_padding_mask, q_document, k_document, features: as in ``attention``.
+        q: queries; this and all arguments but ``rows`` as in :func:`dape.attention`.
+        k: keys.
+        pe: the encoding.
         rows: indices of query rows; negative ones count from the end. All rows by default.
+        causal: hide keys whose position is larger than the query's.
+        q_pos: positions of the queries.
+        k_pos: positions of the keys.
+        key_padding_mask: True at keys that are padding.
+        q_document: documents of the queries.
+        k_document: documents of the keys.
+        features: for encodings that read features.
 
     Returns:
         All stages of these rows.

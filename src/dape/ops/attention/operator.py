@@ -122,13 +122,16 @@ def attention(
 
     Args:
         q: queries.
-        k, v: keys and values. They may have fewer heads ``g`` than q (grouped-query attention).
+        k: keys. They may have fewer heads ``g`` than q (grouped-query attention).
+        v: values, with the heads of the keys.
         pe: the encoding, from :func:`dape.build` or an instance of your own class.
         causal: hide keys whose position is larger than the query's.
-        q_pos, k_pos: positions. By default keys count from 0 and the queries are the last keys, as with a KV cache.
+        q_pos: positions of the queries; by default they are the last keys, as with a KV cache.
+        k_pos: positions of the keys; by default 0, 1, 2, ...
         key_padding_mask: True at keys that are padding.
-        q_document, k_document: numbers of the documents of a packed batch. Queries see only keys of their document.
-            Positions that start again at 0 do not separate documents.
+        q_document: numbers of the documents of a packed batch. Queries see only keys of their document; positions that
+            start again at 0 do not separate documents.
+        k_document: the same of the keys.
         features: for encodings that read features (fox, inkling): ``pe.features(x)`` of all keys, where x is the input
             of the attention layer and the queries are the last keys; or a pair, of the queries and of the keys.
         rotated: q and k are already rotated by ``pe.rotate``, such as the keys of a cache if ``pe.rotates_once``.
