@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -11,6 +12,15 @@ import torch
 
 from dape.experiments import worker
 from dape.experiments.executor import Local, Task
+
+
+def pytest_configure() -> None:
+    """A shell that starts the tests in the background has them ignore Ctrl-C, and with them the commands that they
+    start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

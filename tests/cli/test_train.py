@@ -278,8 +278,13 @@ def test_divergence(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(TextTask, "batch", diverge)
     train("--out", "a", "--save-every", "2", "--clip", "0", expect=1)
     shown = capsys.readouterr().err
-    for words in ("step 4: the loss is nan (batch 3 of seed 0, which begins '", "The last checkpoint is step-00000002.",
-                  "a lower --lr (now 0.002)", "--warmup-share", "--clip 1 (now 0)"):  # fmt: skip
+    for words in (
+        "step 4: the loss is nan (batch 3 of seed 0, which begins with '",
+        "The last checkpoint is step-00000002.",
+        "a lower --lr (now 0.002)",
+        "--warmup-share",
+        "--clip 1 (now 0)",
+    ):
         assert words in shown
     assert "Traceback" not in shown and "--precision" not in shown
     assert [path.name for path in (tmp_path / "a/checkpoints").iterdir()] == ["step-00000002"]

@@ -272,4 +272,4 @@ def test_vectors_are_listed_and_described(capsys):
     assert main(["vectors", "kerple"]) == 0
     assert "Known mistakes:" in capsys.readouterr().out
     assert main(["vectors", "kerpel"]) == 2
-    assert "no vectors of 'kerpel'" in capsys.readouterr().err
+    assert "Did you mean 'kerple'?" in capsys.readouterr().err

@@ -106,7 +106,7 @@ def test_impossible_windows_are_refused(stream_of, wrong):
 def test_impossible_batches_are_refused(stream_of):
     windows = TrainingWindows(stream_of([range(29)]), length=3, seed=0)
     for step, size in ((-1, 4), (0, 0)):
-        with pytest.raises(ValueError, match="no batch"):
+        with pytest.raises(ValueError, match="the step must be at least 0 and the size at least 1"):
             windows.batch(step, size)
 
 
