@@ -1,13 +1,13 @@
-// Attention one head at a time, for logits that no other head enters; forward and backward:
+// Attention one head at a time, for logits that depend on one head only; forward and backward:
 //
-//     out = softmax2(mask(L)) v,     L = what a Kind makes of a tile of rows and keys
+//     out = softmax2(mask(L)) v,     L from a Kind, for a tile of rows and keys
 //
-// A tile is up to ROWS query rows against BLOCK keys, [row, key]. A Kind says how scores and logits of a tile come about
-// and what becomes of their gradients; the walk over tiles, the softmax and the products with k and v are here. Logits
-// are in base 2: the caller scales queries by log2(e) / sqrt(d).
+// A tile is up to ROWS_OF_TILE query rows against BLOCK keys, [row, key]. A Kind computes the scores and logits of a tile and
+// their gradients. The loop over tiles, the softmax and the products with k and v are here. Logits are in base 2: the caller
+// scales queries by log2(e) / sqrt(d).
 //
-// Threads are those of torch's own OpenMP pool. Every gradient is summed by one unit of work alone, an item's key head or
-// a part of its rows, in an order that does not depend on who does it: bits depend on the number of parts only.
+// The threads are those of torch's OpenMP pool. One unit of work (an item's key head, or a part of its rows) computes the
+// whole sum of a gradient, in an order that no thread changes: the bits depend on the number of parts only.
 
 #pragma once
 
@@ -21,18 +21,18 @@ struct HeadCall {
   const float* mask;      // [batch, keys padded to BLOCK]: 0 or -inf; or null
   View q;                 // packed rows
   View k_panels, v_rows;  // packed; unused if few_rows and forward
-  View k, v;              // as they are
+  View k, v;              // not packed
   View out;
-  View softmax;   // its rows are two numbers: the largest logit, and the sum of the weights under it, 1 if nothing is seen
-  long few_rows;  // scores are taken from k as it is, in both passes: other sums of huge products would be other weights
+  View softmax;   // per row the largest logit, and the sum of the weights relative to it (1 if the row sees no key)
+  long few_rows;  // both passes read unpacked k: sums in another order would give other weights where products are huge
 };
 
 struct HeadBackward {
   View k_rows, v_panels;  // packed
-  View d_out;             // over the sum of a row's weights; packed rows
+  View d_out;             // divided by the sum of the row's weights; packed rows
   View delta;             // per row the sum of d_out * out
   View d_q;
-  long parts;        // shares of the rows of an item and key head; each has its own sums d_k and d_v
+  long parts;        // parts of the rows of an item and key head; each has its own sums d_k and d_v
   float *d_k, *d_v;  // [parts, batch, kv_heads, keys padded to BLOCK, padded width]
 };
 
@@ -49,21 +49,21 @@ struct Tile {
 
 inline long row_blocks(const HeadCall& c) { return (c.queries + ROWS_OF_TILE - 1) / ROWS_OF_TILE; }
 
-// How many of a tile's keys row i sees, padding apart.
+// How many of a tile's keys row i sees if no key is padding.
 inline long visible(const HeadCall& c, const Tile& t, long i) { return most(0, least(t.width, seen(c, i) - t.key)); }
 
 inline const float* mask_of(const HeadCall& c, const Tile& t) {
   return c.mask ? c.mask + t.b * key_blocks(c) * BLOCK + t.key : nullptr;
 }
 
-// q k' of rows r ... of a tile, onto I if END is ONTO.
+// q k' of a tile's rows from r on; added to I if END is ONTO.
 template <End END>
 inline void scores_of(const HeadCall& c, const Tile& t, long r, long rows, float* S, Strided I = {nullptr, 0}) {
   const float* panel = number(c.k_panels, t.b, t.h / groups(c), t.key);
   product<END>(rows, t.width, c.width, number(c.q, t.b, t.h, t.i0 + r), c.q.row, 1, panel, BLOCK, S + r * BLOCK, BLOCK, I);
 }
 
-// Logits that are not seen become -inf. Returns how many vectors' keys count in this row.
+// Sets the logits of hidden keys to -inf, up to a whole vector. Returns the number of logits up to there.
 inline long hide(const HeadCall& c, const Tile& t, long r, float* L) {
   const long count = visible(c, t, t.i0 + r), width = padded(count);
   for (long n = count; n < width; n++) L[n] = -INFINITY;
@@ -75,7 +75,7 @@ inline long hide(const HeadCall& c, const Tile& t, long r, float* L) {
 struct HeadPlanes {
   float *S, *P, *G;              // [row, key]: scores, weights, gradients; the last two in the backward pass
   float* O;                      // [row, value width], or the gradient of q, [row, width]
-  float *top, *total, *rescale;  // the softmax so far, of every row
+  float *top, *total, *rescale;  // the running softmax of every row
   static long numbers(const HeadCall& c) {
     return ROWS_OF_TILE * (3 * BLOCK + padded(most(c.width, c.value_width)) + 3) + 128;
   }
@@ -134,7 +134,7 @@ void backward_tile(const HeadCall& c, const HeadBackward& g, Kind& kind, const T
   product<ADD>(t.width, d, t.rows, p.G, 1, BLOCK, number(c.q, t.b, t.h, t.i0), c.q.row, d_k + t.key * d, d);
 }
 
-// Gradients of queries in rows of padded width, which met scores without the factor 1 / sqrt(d).
+// Writes the gradients of queries from rows of padded width, and applies the factor 1 / sqrt(d) of the scores.
 inline void give_rows(const HeadCall& c, const View& to, long b, long h, long i0, long rows, const float* from) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(c.width));
   for (long r = 0; r < rows; r++)
@@ -153,7 +153,7 @@ void backward_rows(const HeadCall& c, const HeadBackward& g, Kind& kind, long b,
   kind.end_backward({b, h, i0, rows, 0, 0});
 }
 
-// Both return 0, or 1 if there was not enough memory for a thread's scratch space. `make(scratch)` gives a thread's Kind.
+// Both return 0, or 1 if there is too little memory for a thread's scratch space. `make(scratch)` returns a thread's Kind.
 
 template <class Kind, class Make>
 long forward_heads(const HeadCall& c, long kind_numbers, Make make) {
@@ -164,7 +164,7 @@ long forward_heads(const HeadCall& c, long kind_numbers, Make make) {
     Scratch scratch(HeadPlanes::numbers(c) + kind_numbers);
     const HeadPlanes p(c, scratch);
     Kind kind = make(scratch);
-    // Long rows first, so that no thread begins a long tile when the others are done.
+    // Long rows first, so that no thread starts a long tile when the others have finished.
     for (long t; !scratch.missing(failed) && (t = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < units;) {
       const long x = t % (c.batch * c.heads), block = blocks - 1 - t / (c.batch * c.heads);
       forward_rows(c, kind, x / c.heads, x % c.heads, block * ROWS_OF_TILE, p);
@@ -186,7 +186,7 @@ long backward_heads(const HeadCall& c, const HeadBackward& g, long kind_numbers,
       const long part = unit / (c.batch * c.kv_heads), x = unit % (c.batch * c.kv_heads), kv = x % c.kv_heads;
       float *d_k = g.d_k + unit * all_keys * padded(c.width), *d_v = g.d_v + unit * all_keys * padded(c.value_width);
       for (long h = kv * groups(c); h < (kv + 1) * groups(c); h++)
-        // There and back again, so that parts have long rows and short ones alike.
+        // Blocks are dealt out in alternating order, so that every part gets as many long rows as short ones.
         for (long block = 0; block < blocks; block++) {
           const long turn = block / g.parts, place = block % g.parts;
           if ((turn % 2 ? g.parts - 1 - place : place) == part)

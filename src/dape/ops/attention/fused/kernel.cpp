@@ -2,16 +2,17 @@
 //
 //     L = S + static + W2 . leaky(Wa . S + pre),     S = q k',     out = softmax2(mask(L)) v
 //
-// in one pass over tiles that stay in a core's own cache, forward and backward. Logits are in base 2: the caller scales q
+// in one pass over tiles that fit a core's own cache, forward and backward. Logits are in base 2: the caller scales q
 // by log2(e) / sqrt(d), W2 and static by log2(e), and Wa by 1 / log2(e).
 //
-// A tile is all heads of a few query rows against BLOCK keys, [head, row, key]. f takes one row of it at a time, so that
-// the position terms of a row are plain rows of memory, whether they come from tables over lags (row stride -1) or were
-// evaluated for these rows (row stride = number of keys): a term's address is base + item + channel + row + key strides.
-// Terms that are piecewise linear in one number of each cell (FIRE) are evaluated here, a row at a time: see Ramp.
+// A tile is all heads of a few query rows against BLOCK keys, [head, row, key]. f is computed one row at a time. The position
+// terms of a row are then consecutive in memory, both in tables over lags (row stride -1) and in matrices that were computed
+// for these rows (row stride = number of keys): a term's address is base + item + channel + row + key strides.
+// Terms that are piecewise linear in one number per cell (FIRE) are computed here, row by row: see Ramp.
 //
-// No headers but our own and the standard library's: it compiles in seconds. Threads are those of torch's own OpenMP pool; what each
-// of them does is fixed by its number, so the same number of threads gives the same bits. Memory belongs to the caller.
+// Only our own headers and the standard library's are included, so that compilation takes seconds. The threads are those of
+// torch's OpenMP pool. A thread's number determines its work, so the same number of threads gives the same bits. The caller
+// owns the memory.
 
 #include "rows.h"
 #include "strips.h"
@@ -20,7 +21,7 @@ namespace {
 
 constexpr long MOST_ROWS = 36;   // query rows of a tile
 constexpr long CHUNK = 4;        // rows whose hidden units are kept for the products over cells
-constexpr long CHUNK_ROW = CHUNK * BLOCK + 16;  // of one hidden unit; apart as the heads of a tile are
+constexpr long CHUNK_ROW = CHUNK * BLOCK + 16;  // stride of hidden units; + 16 for the reason given at Shape.plane
 constexpr long TILE_BYTES = 256 << 10;
 
 }  // namespace
@@ -29,10 +30,9 @@ constexpr long TILE_BYTES = 256 << 10;
 
 extern "C" {
 
-// Static and pre as piecewise linear functions of u = table[lag] * rows[row]. Piece p lies above kinks[p - 1], up to and
-// with kinks[p].
+// Static and pre as piecewise linear functions of u = table[lag] * rows[row]. Piece p is kinks[p - 1] < u <= kinks[p].
 struct Ramp {
-  const float* table;  // where row 0 begins, each row one before the row above; null if terms are in memory
+  const float* table;  // the start of row 0; row i starts i numbers before it. Null if the terms are in memory
   const float* rows;   // [item, row]
   long item;           // stride of rows: 0 if the items share them
   const float* kinks;  // ascending, one less than pieces
@@ -40,11 +40,11 @@ struct Ramp {
   const float *slopes, *levels;  // [pieces, heads + hidden]
 };
 
-// What is added to static and pre: a number of the row and one of the key, for every channel (heads, then hidden units), each
-// in two parts, as a sum of which the first may be 1e4 and cancel.
+// Added to static and pre: a number for the row plus one for the key, per channel (heads, then hidden units). Each number is
+// a high and a low part, because the two high parts may be 1e4 and cancel.
 struct Separable {
   const float *rows, *rows_low;  // [item, channel, row]; null if there is none
-  long row_item, row_channel;    // strides; 0 for items if they share
+  long row_item, row_channel;    // strides; that of items is 0 if they share the numbers
   const float *keys, *keys_low;  // [item, channel, key], whole blocks of keys
   long key_item, key_channel;
 };
@@ -54,40 +54,40 @@ struct Call {
   long causal, offset;  // row i of a causal call sees the first offset + i + 1 keys
   const float *wa, *w2;  // [hidden, heads], [heads, hidden]; unused if hidden is 0
   View fixed, pre;       // static and pre: "head" is the stride of their channels; absent if `at` is null
-  Ramp ramp;             // in place of both
-  Separable separable;   // in addition
+  Ramp ramp;             // replaces both
+  Separable separable;   // is added to both
   const float* mask;     // [batch, keys padded to BLOCK]: 0 or -inf; or null
   View q;                // packed rows
   View k_panels, v_rows; // packed (see Layout)
-  View k, v;             // as they are
+  View k, v;             // not packed
   View out;
-  View softmax;  // its rows are two numbers: the largest logit, and the sum of the weights under it, 1 if nothing is seen
-  long apart;    // many items: q, k and v are as they are, and a thread packs the items it takes
-  long few_rows; // scores are taken from k as it is, in both passes: other sums of huge products would be other weights
-  float factor;  // of q, then
-  long splits;   // decoding: parts that the keys are cut into
+  View softmax;  // per row the largest logit, and the sum of the weights relative to it (1 if the row sees no key)
+  long apart;    // many items: q, k and v are not packed; each thread packs the items that it computes
+  long few_rows; // both passes read unpacked k: sums in another order would give other weights where products are huge
+  float factor;  // of q if `apart`
+  long splits;   // decoding: the number of parts of the keys
   float* parts;  // decoding: [batch, splits, heads, rows of a tile, padded value width + 2]
 };
 
 struct Backward {
   View k_rows, v_panels;
   const float *wa_plain, *w2_plain;
-  View d_out;          // over the sum of a row's weights; packed rows; as they are if `apart`
+  View d_out;          // divided by the sum of the row's weights; packed rows, or not packed if `apart`
   View delta;          // per row the sum of d_out * out; computed here if `apart`
-  long parts;          // shares of an item's rows; each has its own sums d_k and d_v
+  long parts;          // parts of an item's rows; each has its own sums d_k and d_v
   View d_q;
   float *d_k, *d_v;        // [parts, batch, kv_heads, padded keys, padded width]
-  View to_k, to_v;         // if `apart`, in place of the two above
-  long added;              // whether to_k and to_v hold gradients of earlier rows, to which these are added
-  float *d_fixed, *d_pre;  // [threads, like the terms]; spans in numbers
-  long fixed_span, pre_span;
+  View to_k, to_v;         // replace the two above if `apart`
+  long added;              // to_k and to_v already hold gradients of earlier rows; add to them
+  float *d_fixed, *d_pre;  // [threads, like the terms]
+  long fixed_span, pre_span;  // numbers per thread
   float *d_wa, *d_w2;  // [threads, hidden, heads], [threads, heads, hidden]
-  float* d_table;      // [threads, like the ramp's table], and its span in numbers
-  long table_span;
-  float* d_rows;                // [batch, queries]: every row has one thread
+  float* d_table;      // [threads, like the ramp's table]
+  long table_span;     // numbers per thread
+  float* d_rows;                // [batch, queries]: only one thread computes a row
   float *d_slopes, *d_levels;   // [threads, pieces, heads + hidden]
   View d_of_rows;               // separable: [item, channel, row], "head" is the stride of channels
-  float* d_of_keys;             // [parts, item, channel, key], channels as far apart as those of the keys
+  float* d_of_keys;             // [parts, item, channel, key], with the channel stride of `keys`
 };
 
 long dape_lanes() { return LANES; }
@@ -95,15 +95,15 @@ long dape_block() { return BLOCK; }
 float dape_slope() { return SLOPE; }
 long dape_sizes() { return sizeof(Call) * 10000 + sizeof(Backward); }
 
-// How [item, head, row, width] is laid out for the products; what is padded is 0. ROWS: rows of padded width.
-// BLOCKED_ROWS: as many rows as fill blocks. PANELS: [block][width][BLOCK], every block of rows transposed; the block of
-// rows that begins with `key` is key * width numbers away, as if it were rows. KEY_STRIPS, WIDTH_STRIPS: strips of rows,
-// transposed, and of columns (see strips.h); they too are found as if they were rows.
+// How [item, head, row, width] is laid out for the products; padding is 0. ROWS: rows of padded width. BLOCKED_ROWS: the same,
+// with rows up to a multiple of BLOCK. PANELS: [block][width][BLOCK], every block of rows transposed. KEY_STRIPS: strips of
+// rows, transposed; WIDTH_STRIPS: strips of columns (see strips.h). In all layouts a block of rows that begins with row `key`
+// starts `key` rows after the beginning.
 enum Layout { ROWS, BLOCKED_ROWS, PANELS, KEY_STRIPS, WIDTH_STRIPS };
 
 long dape_strip() { return STRIP; }
 
-// `factor` is for rows only.
+// `factor` applies to the layouts ROWS and BLOCKED_ROWS only.
 void dape_pack(long batch, long heads, long rows, long width, View from, float factor, float* to, long layout, long threads) {
   const bool transposed = layout == PANELS || layout == KEY_STRIPS;
   const long row_width = transposed ? width : layout == WIDTH_STRIPS ? whole_strips(width) : padded(width);
@@ -132,26 +132,26 @@ namespace {
 
 struct Shape {
   long rows;    // of a tile
-  long plane;   // numbers of one head's tile
+  long plane;   // stride of heads in a tile
   explicit Shape(const Call& c) {
     const long bytes = 4 * c.heads * (BLOCK + padded(most(c.width, c.value_width)));
     const long fit = least(MOST_ROWS, TILE_BYTES / bytes);
     rows = least(c.queries, fit >= 12 ? fit / 12 * 12 : 8);  // products take six rows at a time, f's gradients four
-    plane = rows * BLOCK + 16;  // heads a power of two apart would compete for the same lines of the cache
+    plane = rows * BLOCK + 16;  // with a power of two as stride, heads would compete for the same cache lines
   }
   long blocks(const Call& c) const { return (c.queries + rows - 1) / rows; }
 };
 
 inline const float* term(const View& t, long item, long row, long key) { return t.at + item * t.item + row * t.row + key; }
 
-// Memory of a thread's own for one item at a time. Packing leaves what is padded, so that is 0 for all items.
+// A thread's memory for the packed rows of one item. Packing never writes to the padding, so setting it to 0 once is enough.
 inline View own_space(Scratch& scratch, long heads, long rows, long width) {
   const View found = {scratch.take(heads * rows * width), 0, rows * width, width};
   std::memset(found.at, 0, 4 * heads * rows * width);
   return found;
 }
 
-// Rows first and heads within: that is how they lie in memory.
+// Rows are the outer loop, because the heads of a row are neighbours in memory.
 inline void pack_rows(const View& from, long b, long heads, long rows, long width, float factor, const View& to) {
   for (long r = 0; r < rows; r++)
     for (long h = 0; h < heads; h++) pack_row(number(from, b, h, r), width, factor, number(to, 0, h, r));
@@ -170,8 +170,8 @@ inline void pack_width_strips(const View& from, long b, long heads, long rows, l
     for (long h = 0; h < heads; h++) pack_row_in_strips(number(from, b, h, r), width, r, number(to, 0, h, 0));
 }
 
-// C = A x' of all heads, [head, row, key]: rows i0... of a tile against a block of keys, `width` of them (padded). `then` is
-// what is needed next.
+// C = A x' of all heads, [head, row, key]: rows i0... of a tile against `width` keys (padded) of a block. `then` is prefetched
+// for the product that follows.
 void with_keys(const Call& c, const Shape& s, const View& A, long b, long i0, long rows, const View& x, long x_width, long key,
                long width, const float* then, float* C) {
   for (long h = 0; h < c.heads; h++) {
@@ -181,7 +181,7 @@ void with_keys(const Call& c, const Shape& s, const View& A, long b, long i0, lo
   }
 }
 
-// The same from keys as they are, in both passes. `then`: rows that are needed next.
+// The scores of a tile from unpacked keys, for both passes. The rows at `then` are prefetched.
 void scores_of_rows(const Call& c, const Shape& s, long b, long i0, long rows, long key, long width, const float* then, float* S) {
   const long count = least(width, c.keys - key);
   for (long h = 0; h < c.heads; h++) {
@@ -196,12 +196,13 @@ void scores_of_rows(const Call& c, const Shape& s, long b, long i0, long rows, l
 
 constexpr long VECTORS = BLOCK / LANES;
 
+// Consecutive keys whose u lies in one piece (low == high), or one vector of keys with several pieces.
 struct Stretch {
-  long from, to;   // keys: of one piece, or a vector of them in which several occur
+  long from, to;   // keys
   long low, high;  // pieces
 };
 
-// A row against a block of keys, where terms are ramps or separable: what a thread works with.
+// A thread's memory for ramps and separable terms of one row against a block of keys.
 struct RampRow {
   float *u, *du;  // [key]
   float* terms;   // [head or hidden unit, key]
@@ -219,14 +220,14 @@ struct RampRow {
 inline const float* ramp_table(const Ramp& ramp, long i, long key) { return ramp.table - i + key; }
 inline float ramp_row(const Ramp& ramp, long b, long i) { return ramp.rows[b * ramp.item + i]; }
 
-// The piece of u, looked for from p on: neighbours are mostly of the same.
+// The piece of u. The search starts at p, because neighbouring keys mostly share a piece.
 inline long piece_of(const Ramp& ramp, float u, long p) {
   while (p > 0 && !(u > ramp.kinks[p - 1])) p--;
   while (p + 1 < ramp.pieces && u > ramp.kinks[p]) p++;
   return p;
 }
 
-// u of a row's keys, and the stretches they fall into. Nothing is assumed of their order.
+// u of a row's keys, and their stretches. u may be in any order.
 void cut(const Call& c, long b, long i, long key, long width, RampRow& row) {
   const float* table = ramp_table(c.ramp, i, key);
   const float factor = ramp_row(c.ramp, b, i);
@@ -242,7 +243,7 @@ void cut(const Call& c, long b, long i, long key, long width, RampRow& row) {
   }
 }
 
-// The terms of all channels in piece p; FIRST: of a stretch, else only where u lies above the kink before.
+// The terms of all channels in piece p: with FIRST for the whole stretch, else only where u lies above kinks[p - 1].
 template <bool FIRST>
 inline void evaluate_piece(const Call& c, const Stretch& at, long p, const RampRow& row) {
   const long channels = RampRow::channels(c);
@@ -258,7 +259,7 @@ inline void evaluate_piece(const Call& c, const Stretch& at, long p, const RampR
   }
 }
 
-// The terms of all channels, -inf where the causal mask hides.
+// The terms of all channels, -inf where the causal mask hides a key.
 void evaluate_ramps(const Call& c, long b, long i, long key, long width, RampRow& row) {
   cut(c, b, i, key, width, row);
   for (long x = 0; x < row.count; x++) {
@@ -271,7 +272,7 @@ void evaluate_ramps(const Call& c, long b, long i, long key, long width, RampRow
     for (long n = hidden_from; n < width; n++) row.terms[h * BLOCK + n] = -INFINITY;
 }
 
-// To the terms of some channels, `first` the first of them, wherever they are: what the row and its keys have of their own.
+// to = from + separable terms, for the channels from `first` on.
 void add_separable(const Call& c, long b, long i, long key, long width, long first, long channels, float factor, Strided from,
                    float* to) {
   const Separable& s = c.separable;
@@ -285,7 +286,7 @@ void add_separable(const Call& c, long b, long i, long key, long width, long fir
   }
 }
 
-// One row of a tile: hidden units [hidden, ...] into H, and masked logits into L, which may be S.
+// f of one row of a tile: writes hidden units [hidden, ...] to H, and masked logits to L, which may be S.
 void mix(const Call& c, const Shape& s, long b, long i, long key, long width, const float* S, float* H, long h_row, float* L,
          RampRow& ramps) {
   const bool has_fixed = c.fixed.at != nullptr || c.ramp.table != nullptr;
@@ -295,7 +296,7 @@ void mix(const Call& c, const Shape& s, long b, long i, long key, long width, co
     evaluate_ramps(c, b, i, key, width, ramps);
     fixed = {ramps.terms, BLOCK}, pre = {ramps.terms + c.heads * BLOCK, BLOCK};
   }
-  if (c.separable.rows) {  // there are other terms whenever there are these
+  if (c.separable.rows) {  // calls with separable terms always have other terms too
     float* hidden = ramps.terms + c.heads * BLOCK;
     add_separable(c, b, i, key, width, 0, c.heads, 1.0f / LOG_2, fixed, ramps.terms);
     if (c.hidden) add_separable(c, b, i, key, width, c.heads, c.hidden, 1.0f, pre, hidden);
@@ -317,7 +318,7 @@ void mix(const Call& c, const Shape& s, long b, long i, long key, long width, co
       for (long n = 0; n < width; n += LANES) store(L + h * s.plane + n, load(L + h * s.plane + n) + load(mask + n));
   }
   if (key + width <= c.keys) return;
-  const long last = width - LANES;  // a vector that reaches beyond the keys
+  const long last = width - LANES;  // this vector reaches beyond the last key
   Vec beyond;
   for (long n = 0; n < LANES; n++) beyond[n] = key + last + n < c.keys ? 0.0f : -INFINITY;
   for (long h = 0; h < c.heads; h++) store(L + h * s.plane + last, load(L + h * s.plane + last) + beyond);
@@ -325,10 +326,10 @@ void mix(const Call& c, const Shape& s, long b, long i, long key, long width, co
 
 // Forward ------------------------------------------------------------------------------------------------------------
 
-// What a thread works with.
+// A thread's memory in the forward pass.
 struct ForwardPlanes {
   float *S, *H, *O;                // [head, row, key], [hidden, key], [head, row, value width]
-  float *top, *total, *rescale;    // the softmax so far, of every row and head of a tile
+  float *top, *total, *rescale;    // the running softmax of every row and head of a tile
   RampRow* ramps;
   static long numbers(const Call& c, const Shape& s) {
     return c.heads * s.plane + c.hidden * BLOCK + c.heads * s.rows * (padded(c.value_width) + 3) + 256;
@@ -340,7 +341,7 @@ struct ForwardPlanes {
   }
 };
 
-// Keys first ... last of some rows, added to what O and the softmax have seen so far.
+// Adds keys first ... last to O and to the running softmax of some rows.
 void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long first, long last, const ForwardPlanes& p) {
   const long e = padded(c.value_width);
   float* S = p.S;
@@ -372,7 +373,7 @@ void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long 
   }
 }
 
-// A call as it is for one item, packed in a thread's own memory, where it stays in the core's cache.
+// The call for one item, packed into the thread's own memory, where it stays in the core's cache.
 struct OwnItem {
   Call call;
   static long numbers(const Call& c) {
@@ -395,7 +396,7 @@ struct OwnItem {
 
 // Backward -----------------------------------------------------------------------------------------------------------
 
-struct Sums {  // of one thread, or of one share of an item
+struct Sums {  // gradients of one thread, or of one part of an item's rows
   float *fixed, *pre, *wa, *w2;  // wa, w2: [.., .., lane]
   float *k, *v;
   float *table, *slopes, *levels;  // of ramps; slopes, levels: [pieces, channel, lane]
@@ -418,7 +419,7 @@ inline void add_terms(const View& like, float* total, long channels, long b, lon
     }
 }
 
-// The gradients of some channels of a stretch, in piece p, those of u added up over the channels.
+// Adds the gradients of a stretch in piece p to those of slopes and levels of some channels, and to row.du.
 template <bool SEVERAL>
 inline void add_stretch(const Call& c, const Stretch& at, long p, long channels, const float* x, long x_row, long first, RampRow& row,
                         const Sums& sums) {
@@ -442,7 +443,7 @@ inline void add_stretch(const Call& c, const Stretch& at, long p, long channels,
   }
 }
 
-// Gradients of the ramps' tables from those of a row's logits, G, and hidden units, Z. The row was cut before.
+// Gradients of a ramp's tables from those of a row's logits, G, and hidden units, Z. Needs the row's stretches: see cut().
 void add_ramps(const Call& c, const Backward& g, long b, long i, long key, long width, const float* G, long g_row, const float* Z,
                long z_row, RampRow& row, const Sums& sums) {
   for (long n = 0; n < width; n += LANES) store(row.du + n, Vec{});
@@ -468,7 +469,7 @@ void add_ramps(const Call& c, const Backward& g, long b, long i, long key, long 
   g.d_rows[b * c.queries + i] += sum(of_row);
 }
 
-// Gradients of what a row and its keys have of their own, from those of some channels, x.
+// Gradients of separable terms, from the gradients x of the channels from `first` on.
 void add_to_separable(const Call& c, const Backward& g, long b, long i, long key, long width, long first, long channels,
                       const float* x, long x_row, float* of_keys) {
   for (long n = 0; n < channels; n++) {
@@ -483,7 +484,7 @@ void add_to_separable(const Call& c, const Backward& g, long b, long i, long key
   }
 }
 
-// A chunk of rows: weights into P, and the gradient of the weights in G becomes that of the scores.
+// A chunk of rows: writes the weights to P, and replaces the gradient of the weights in G by that of the scores.
 void backward_chunk(const Call& c, const Backward& g, const Shape& s, long b, long i, long rows, long key, long width,
                     const Planes& p, const Sums& sums) {
   const long h_row = CHUNK_ROW;
@@ -550,7 +551,7 @@ void backward_tile(const Call& c, const Backward& g, const Shape& s, long b, lon
     }
 }
 
-// Calls forward and backward as they are for one item, and the sums of its gradients.
+// Both calls for one item, packed into the thread's own memory, and the sums of its gradients.
 struct OwnBackward {
   Call call;
   Backward backward;
@@ -584,11 +585,11 @@ struct OwnBackward {
       std::memset(number(d_v, 0, h, 0), 0, 4 * padded(c.keys) * d_v.row);
     }
   }
-  // Rows first and heads within, as in packing.
+  // Rows are the outer loop, as in pack_rows.
   void give(const Call& c, const Backward& g, long b) const {
     for (long j = 0; j < c.keys; j++)
       for (long h = 0; h < c.kv_heads; h++) {
-        give_row(number(d_k, 0, h, j), c.width, LOG_2, number(g.to_k, b, h, j), g.added);  // scores were in base 2
+        give_row(number(d_k, 0, h, j), c.width, LOG_2, number(g.to_k, b, h, j), g.added);  // because scores are in base 2
         give_row(number(d_v, 0, h, j), c.value_width, 1.0f, number(g.to_v, b, h, j), g.added);
       }
   }
@@ -610,7 +611,7 @@ void backward_own(const Call& c, const Backward& g, const Shape& s, long b, OwnB
 void backward_share(const Call& c, const Backward& g, const Shape& s, long share, const Planes& p, Sums sums) {
   const long b = share / g.parts, part = share % g.parts, rows = (part * c.batch + b) * c.kv_heads * key_blocks(c) * BLOCK;
   sums.k = g.d_k + rows * padded(c.width), sums.v = g.d_v + rows * padded(c.value_width);
-  // There and back again, so that parts have long rows and short ones alike.
+  // Blocks are dealt out in alternating order, so that every part gets as many long rows as short ones.
   for (long x = 0; x < s.blocks(c); x++) {
     const long turn = x / g.parts, place = x % g.parts;
     if ((turn % 2 ? g.parts - 1 - place : place) == part) backward_tile(c, g, s, b, x * s.rows, p, sums);
@@ -621,7 +622,7 @@ void backward_share(const Call& c, const Backward& g, const Shape& s, long share
 
 extern "C" {
 
-// Each returns 0, or 1 if there was not enough memory for a thread's scratch space.
+// Each function returns 0, or 1 if there is too little memory for a thread's scratch space.
 
 long dape_forward(const Call* call) {
   const Call& c = *call;
@@ -639,14 +640,14 @@ long dape_forward(const Call* call) {
         own.pack(c, t);
         for (long i0 = 0; i0 < c.queries; i0 += s.rows) forward_rows(own.call, s, t, i0, p);
       } else {
-        // Long rows first, so that no thread begins a long tile when the others are done.
+        // Long rows first, so that no thread starts a long tile when the others have finished.
         forward_rows(c, s, t % c.batch, (blocks - 1 - t / c.batch) * s.rows, p);
       }
   }
   return failed;
 }
 
-// Up to as many rows as a tile has, from k and v as they are.
+// Few queries, at most the rows of one tile; reads unpacked k and v.
 long dape_decode(const Call* call) {
   const Call& c = *call;
   const Shape s(c);
@@ -656,7 +657,7 @@ long dape_decode(const Call* call) {
     Scratch scratch(ForwardPlanes::numbers(c, s) + RampRow::numbers(c));
     RampRow ramps(c, scratch);
     const ForwardPlanes p(c, s, scratch, ramps);
-    const bool idle = scratch.missing(failed);  // every thread must come to the loops below
+    const bool idle = scratch.missing(failed);  // no early return: every thread must reach the loops below
 #pragma omp for schedule(static)
     for (long x = 0; x < c.batch * c.splits; x++)
       if (!idle) forward_part(c, s, x / c.splits, x % c.splits, p);
@@ -686,7 +687,7 @@ long dape_backward(const Call* call, const Backward* backward) {
     float *slopes = scratch.take(of_pieces), *levels = scratch.take(of_pieces);
     const bool idle = scratch.missing(failed);
     OwnBackward own(c, g, scratch);
-    // Fewer threads than asked for do the work of the missing ones.
+    // If OpenMP starts fewer threads than requested, they do the work of the missing ones too.
     for (long t = omp_get_thread_num(); t < c.threads && !idle; t += omp_get_num_threads()) {
       std::memset(wa, 0, 4 * lanes), std::memset(w2, 0, 4 * lanes);
       std::memset(slopes, 0, 4 * of_pieces), std::memset(levels, 0, 4 * of_pieces);

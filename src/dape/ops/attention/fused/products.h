@@ -1,4 +1,4 @@
-// What the kernels share: vectors, matrix products whose sums stay in registers, scratch space, packing, and the running
+// Shared by the kernels: vectors, matrix products whose sums stay in registers, scratch space, packing, and the running
 // softmax of a row.
 
 #pragma once
@@ -24,7 +24,7 @@
 #define LANES 4
 #endif
 
-// Strides in numbers, not bytes; the last dimension is consecutive.
+// Strides count numbers, not bytes; the last dimension is consecutive.
 struct View {
   float* at;
   long item, head, row;
@@ -48,9 +48,9 @@ inline long padded(long n) { return (n + LANES - 1) / LANES * LANES; }
 inline long least(long a, long b) { return a < b ? a : b; }
 inline long most(long a, long b) { return a > b ? a : b; }
 
-// The larger of two in every lane; what is second if one of them is NaN.
+// The larger of two in every lane; y if one of them is NaN.
 inline Vec larger(Vec x, Vec y) {
-#if defined(__AVX512F__)  // g++ makes this of a comparison only if neither is a constant
+#if defined(__AVX512F__)  // g++ turns a comparison into this instruction only if neither operand is a constant
   return (Vec)_mm512_max_ps((__m512)x, (__m512)y);
 #elif defined(__AVX__)
   return (Vec)_mm256_max_ps((__m256)x, (__m256)y);
@@ -59,8 +59,8 @@ inline Vec larger(Vec x, Vec y) {
 #endif
 }
 
-// 2^x of N vectors, for x up to 127; 0 below -127, NaN stays NaN. The polynomial is 2^f on [-1/2, 1/2] to one unit in the last
-// place. One step for all vectors before the next: the steps of one vector wait for each other.
+// 2^x of N vectors, for x up to 127; 0 below -127, NaN stays NaN. The polynomial approximates 2^f on [-1/2, 1/2] to one unit in
+// the last place. Each step is done for all vectors before the next step, because steps of one vector depend on each other.
 template <int N>
 inline void __attribute__((always_inline)) powers_of_2(Vec (&x)[N]) {
   constexpr float FACTORS[] = {1.3333558146428443423e-3f, 9.6181291076284771619e-3f, 5.5504108664821579953e-2f,
@@ -89,13 +89,13 @@ inline Vec power_of_2(Vec x) {
   return one[0];
 }
 
-// A vector of f(0), f(1), ...: a constant to g++ too, which fills one in a loop bit by bit.
+// The vector f(0), f(1), ... as a constant expression. With a loop, g++ would set one lane after the other at run time.
 template <class F, int... I>
 constexpr Ints lanes_of(F f, std::integer_sequence<int, I...>) { return Ints{f(I)...}; }
 template <class F>
 constexpr Ints each_lane(F f) { return lanes_of(f, std::make_integer_sequence<int, LANES>()); }
 
-// The other half of the lanes beside each lane: halves meet in as few steps as there are.
+// Lane i of the result is lane i ^ BY of x. With BY = LANES / 2, ..., 2, 1 a sum over all lanes takes log2(LANES) steps.
 template <int BY>
 inline Vec turned(Vec x) {
   constexpr Ints from = each_lane([](int i) { return i ^ BY; });
@@ -118,7 +118,7 @@ inline float largest(Vec x) {
 
 // Matrix products ----------------------------------------------------------------------------------------------------
 
-// What becomes of a product: C = P, C += P, C = I + P, C = I + X + P, C = leaky(I + P), C = leaky'(X) * P.
+// How a product P is stored: C = P, C += P, C = I + P, C = I + X + P, C = leaky(I + P), C = leaky'(X) * P.
 enum End { SET, ADD, ONTO, ONTO_BOTH, LEAKY, LEAKY_SLOPE_OF };
 
 struct Strided {
@@ -126,8 +126,8 @@ struct Strided {
   long row;
 };
 
-// C[M, V vectors] from A[M, K] (any strides) and B[K, ...] (consecutive columns), accumulated in registers. FETCH: so many
-// numbers from `next` on are brought near in every step, for a later product.
+// C[M, V vectors] from A[M, K] (any strides) and B[K, ...] (consecutive columns), accumulated in registers. Every step
+// prefetches FETCH numbers from `next` on, for a later product.
 template <int M, int V, End END, int FETCH = 0>
 inline void __attribute__((always_inline)) block_product(long K, const float* A, long a_row, long a_col, const float* B, long b_row,
                                                          Strided I, Strided X, float* C, long c_row, const float* next = nullptr) {
@@ -175,8 +175,8 @@ void row_product(long N, long K, const float* A, long a_row, long a_col, const f
     block_product<M, 1, END>(K, A, a_row, a_col, B + n, b_row, {I.at + n, I.row}, {X.at + n, X.row}, C + n, c_row);
 }
 
-// N is a multiple of LANES. Six rows fill the registers of AVX2; four are the least that hide the latency, so eight are two
-// times four.
+// N is a multiple of LANES. Six rows fill the registers of AVX2. At least four are needed to hide the latency, so eight rows
+// are computed as four and four, not six and two.
 template <End END>
 void product(long M, long N, long K, const float* A, long a_row, long a_col, const float* B, long b_row, float* C, long c_row,
              Strided I = {nullptr, 0}, Strided X = {nullptr, 0}) {
@@ -192,7 +192,7 @@ void product(long M, long N, long K, const float* A, long a_row, long a_col, con
   }
 }
 
-// total[m, n, lane] += x[m, cell] y[n, cell] over the cells of some rows, each of `width` cells, BLOCK apart.
+// total[m, n, lane] += x[m, cell] y[n, cell] over the cells of some rows; a row has `width` cells, rows have stride BLOCK.
 template <int M, int N>
 inline void cell_block(long rows, long width, const float* x, long x_row, const float* y, long y_row, float* total, long t_row) {
   Vec sums[M][N];
@@ -241,7 +241,7 @@ void cell_products(long M, long N, long rows, long width, const float* x, long x
 
 inline float* number(const View& x, long item, long head, long row) { return x.at + item * x.item + head * x.head + row * x.row; }
 
-#ifdef __SANITIZE_ADDRESS__  // for tests: whoever goes beyond a buffer is found, though another one follows
+#ifdef __SANITIZE_ADDRESS__  // for tests: gaps between buffers, so that an overrun into the next buffer is found too
 constexpr long GAP = 1 << 10, GAPS = 4 * 32 * GAP;
 inline void forbid(float* from, long numbers) { ASAN_POISON_MEMORY_REGION(from, 4 * numbers); }
 inline void allow(float* from, long bytes) { ASAN_UNPOISON_MEMORY_REGION(from, bytes); }
@@ -259,7 +259,7 @@ struct Scratch {
     size = (numbers * 4 + 4096 + GAPS) / 64 * 64;
     memory = static_cast<float*>(std::aligned_alloc(64, size));
     next = memory;
-#ifdef DAPE_NAN_SCRATCH  // for tests: whatever is read before it was written shows
+#ifdef DAPE_NAN_SCRATCH  // for tests: reading memory before it is written gives NaN
     for (long n = 0; memory && n < numbers; n++) memory[n] = NAN;
 #endif
   }
@@ -267,7 +267,7 @@ struct Scratch {
     if (memory) allow(memory, size);
     std::free(memory);
   }
-  // Says so if there was no memory: nothing can be thrown out of a parallel region.
+  // Sets `failed` if the allocation failed, because an exception must not leave a parallel region.
   bool missing(long& failed) const {
     if (!memory) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
     return !memory;
@@ -281,9 +281,9 @@ struct Scratch {
   }
 };
 
-// Columns become rows: LANES rows of LANES numbers each.
+// Transposes LANES rows of LANES numbers.
 inline void transpose(const float* from, long from_row, float* to, long to_row) {
-  // x0 y0 x1 y1 ... of the first halves of two vectors, and of their second halves
+  // interleave the first halves of two vectors (x0 y0 x1 y1 ...), and their second halves
   constexpr Ints low = each_lane([](int i) { return i / 2 + i % 2 * LANES; });
   constexpr Ints high = each_lane([](int i) { return (i + LANES) / 2 + i % 2 * LANES; });
   Vec x[LANES], y[LANES];
@@ -307,7 +307,7 @@ inline void pack_row(const float* from, long width, float factor, float* to) {
   for (long n = 0; n < width; n++) to[n] = from[n] * factor;
 }
 
-// Up to LANES rows of a panel, whose columns are `to_row` apart; `to` is the place of the first in it.
+// Packs up to LANES rows into a panel whose columns have stride `to_row`; `to` is the position of the first row.
 inline void pack_columns(const float* from, long from_row, long rows, long width, float* to, long to_row = BLOCK) {
   long n = 0;
   if (rows == LANES)
@@ -316,7 +316,7 @@ inline void pack_columns(const float* from, long from_row, long rows, long width
     for (long r = 0; r < rows; r++) to[n * to_row + r] = from[r * from_row + n];
 }
 
-// The place of row r in panels.
+// The position of row r in panels.
 inline long in_panels(long r, long width) { return r / BLOCK * BLOCK * width + r % BLOCK; }
 
 // Rows ---------------------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ inline float dot(const float* x, const float* y, long width) {
   return total;
 }
 
-// Calls `each<vectors>(first)`, several vectors at a time as long as there are so many.
+// Calls `each(vectors, first)`: four vectors at a time as long as four are left, then one at a time.
 template <class Each>
 inline void __attribute__((always_inline)) each_vectors(long width, Each each) {
   long n = 0;
@@ -338,7 +338,7 @@ inline void __attribute__((always_inline)) each_vectors(long width, Each each) {
   for (; n < width; n += LANES) each(std::integral_constant<int, 1>(), n);
 }
 
-// Logits become weights under `top`; `each` is given every weight and where it is.
+// Replaces logits by weights relative to the logit `top`, and calls `each` with every vector of weights and its index.
 template <class Each>
 inline void __attribute__((always_inline)) to_weights(float* L, long width, float top, Each each) {
   each_vectors(width, [&](auto vectors, long n) {
@@ -349,8 +349,9 @@ inline void __attribute__((always_inline)) to_weights(float* L, long width, floa
   });
 }
 
-// Logits of `rows` rows, `apart` from each other, become weights under the largest logit of each so far. One step for all
-// rows before the next: the steps of one row wait for each other. `rescale` is written up to whole vectors.
+// Replaces the logits of `rows` rows with stride `apart` by weights relative to the row's largest logit so far. Each step is
+// done for all rows before the next step, because the steps of one row depend on each other. `rescale` is written up to a
+// whole vector.
 inline void weigh(float* L, long apart, long rows, long width, long whole, float* top, float* total, float* rescale) {
   for (long r = 0; r < rows; r++) {
     Vec high = all(top[r]);
@@ -371,11 +372,11 @@ inline void weigh(float* L, long apart, long rows, long width, long whole, float
   }
 }
 
-// The backward pass: logits P become weights, and gradients G of weights those of logits. `softmax`: the row's largest logit and
-// its sum; `delta`: the sum of its output times that of its gradient.
+// For the backward pass: replaces logits P by weights, and gradients G of the weights by those of the logits. `softmax`: the
+// row's largest logit and the sum of its weights. `delta`: the sum of d_out * out of the row.
 inline void gradients_of_logits(float* P, float* G, long width, const float* softmax, float delta) {
-  // A sum of 1 is one key with all the weight: its gradient is 0. What rounding leaves of dO v - delta there (1e-7) would be
-  // multiplied by a bias that may be 1e7.
+  // If the sum is 1, one key has all the weight, and its gradient is 0. Rounding would leave about 1e-7 of dO v - delta,
+  // which is later multiplied by a bias that may be 1e7.
   const float most_weight = softmax[1] == 1.0f ? 1.0f : INFINITY;
   to_weights(P, width, softmax[0], [&](Vec w, long n) {
     const Vec d = load(G + n) - delta;

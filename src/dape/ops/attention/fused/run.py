@@ -13,12 +13,12 @@ from dape.ops.attention.fused import library
 from dape.ops.attention.fused.library import KEY_STRIPS, ROWS, WIDTH_STRIPS, consecutive, pack, pointer, view
 
 FEW_ROWS = 8
-"""Up to this number of queries, as in decoding, keys and values are not packed: it would cost more than it saves."""
+"""Up to this number of queries, as in decoding, keys and values are not packed: packing costs more than it saves."""
 MANY_ITEMS = 4
-"""From this number of items per thread on, threads take whole items and pack each in memory of their own."""
+"""From this number of items per thread on, each thread computes whole items and packs them in its own memory."""
 LOG2_E = math.log2(math.e)
 MAX_PARTS = 16
-"""Most parts of an item's rows: each part has its own sums of the gradients of k and v, which take memory."""
+"""Largest number of parts of an item's rows. Each part needs memory for its own sums of the gradients of k and v."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Terms:
     """Whether the backward pass computes the gradient of ``fixed``."""
 
     def from_largest_lag(self, first: int, queries: int, *, learns_fixed: bool = True) -> "Terms":
-        """Tables over lags for rows, of which the last one has key 0 at entry ``first``."""
+        """Tables over lags, for rows whose last one has key 0 at entry ``first``."""
         start = first + queries - 1
         pre = None if self.pre is None else replace(self.pre, start=start)
         return Terms(replace(self.fixed, start=start), pre, learns_fixed)
@@ -133,7 +133,7 @@ class Ramps:
         return cls(data, library.empty(0, 0), kinks.float().contiguous(), slopes, levels, static.shape[-1], 0)
 
     def on_rows(self, rows: Float[Tensor, "#b q"], first: int) -> "Ramps":
-        """Ramps for rows, of which the last one has key 0 at entry ``first`` of the table."""
+        """Ramps for rows whose last one has key 0 at entry ``first`` of the table."""
         return replace(self, rows=rows.float().contiguous(), start=first + rows.shape[-1] - 1)
 
     def enter(self, call: library.Call) -> None:
