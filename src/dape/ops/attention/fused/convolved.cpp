@@ -2,14 +2,15 @@
 //
 //     H = shown * leaky(sum_t Wa_t . S(j + t) + pre),     L = S + static + sum_t W2_t . H(j + t),     S = shown * q k'
 //
-// with t = -reach ... reach, shown 0 where a row does not see a key or there is none, and out = softmax2(mask(L)) v. Logits
-// are in base 2, as in kernel.cpp: static by log2(e), and so on. Static and pre are tables over lags, pre apart from its first
-// and last keys, whose neighbours are missing: those are given by row.
+// with t = -reach ... reach, and out = softmax2(mask(L)) v. `shown` is 0 where a row does not see a key, or there is no key,
+// else 1. Logits are in base 2: the caller scales as for kernel.cpp. Static and pre are tables over lags. The first and last
+// keys lack neighbours, so their pre does not depend on the lag alone: `edges` has it for every row.
 //
-// A tile is all heads of a few query rows. It goes along the keys from the first to the last, BLOCK new ones at a step, and
-// every stage is `reach` keys behind the stage it reads from: H behind S, L behind H; in the backward pass the gradient Z of
-// H behind that of L, and that of S behind Z. Planes keep the last PAST keys of the step before, so nothing is computed
-// twice. Cell n of a stage that is `behind` is key j0 - behind + n, in column PAST - behind + n of a plane.
+// A tile is all heads of a few query rows. It goes through the keys from the first to the last, BLOCK new keys per step. Every
+// stage is `reach` keys behind the stage that it reads: H behind S, and L behind H. In the backward pass, the gradient Z of H
+// is behind the gradient of L, and the gradient of S is behind Z. Planes keep the last PAST keys of the step before, so that
+// nothing is computed twice. Cell n of a stage `behind` by some keys is key j0 - behind + n, in column PAST - behind + n of a
+// plane.
 
 #include "rows.h"
 
@@ -20,27 +21,27 @@ struct ConvolvedCall {
   long causal, offset;    // row i of a causal call sees the first offset + i + 1 keys
   const float *wa, *w2;   // [hidden, tap, heads], [tap, heads, hidden]
   View fixed, pre;        // static and pre: "head" is the stride of their channels, row that of rows
-  const float* edges;     // [2 reach, hidden, queries]: pre of the first keys, then of the last
+  const float* edges;     // [2 reach, hidden, queries]: pre of the first `reach` keys, then of the last
   View q;                 // packed rows
   View k_panels, v_rows;  // packed; unused if few_rows and forward
-  View k, v;              // as they are
+  View k, v;              // not packed
   View out;
-  View softmax;   // its rows are two numbers: the largest logit, and the sum of the weights under it, 1 if nothing is seen
-  long few_rows;  // scores are taken from k as it is, in both passes: other sums of huge products would be other weights
-  long splits;    // few rows: parts that the keys are cut into
+  View softmax;   // per row the largest logit, and the sum of the weights relative to it (1 if the row sees no key)
+  long few_rows;  // both passes read unpacked k: sums in another order would give other weights where products are huge
+  long splits;    // few rows: the number of parts of the keys
   float* parts;   // few rows: [batch, splits, heads, rows, padded value width + 2]
 };
 
 struct ConvolvedBackward {
   View k_rows, v_panels;  // packed
   const float *wa_back, *w2_back;  // [tap, heads, hidden], [hidden, tap, heads]: of natural logits
-  View d_out;             // over the sum of a row's weights; packed rows
+  View d_out;             // divided by the sum of the row's weights; packed rows
   View delta;             // per row the sum of d_out * out
   View d_q;
-  long parts;             // shares of an item's rows; each has its own sums d_k and d_v
+  long parts;             // parts of an item's rows; each has its own sums d_k and d_v
   float *d_k, *d_v;       // [parts, batch, kv_heads, keys padded to BLOCK, padded width]
-  float *d_fixed, *d_pre, *d_edges;  // [threads, like the terms], and their spans
-  long fixed_span, pre_span, edges_span;
+  float *d_fixed, *d_pre, *d_edges;  // [threads, like the terms]
+  long fixed_span, pre_span, edges_span;  // numbers per thread
   float *d_wa, *d_w2;     // [threads, tap, hidden, heads], [threads, tap, heads, hidden]
 };
 
@@ -50,8 +51,8 @@ long dape_convolved_sizes() { return sizeof(ConvolvedCall) * 10000 + sizeof(Conv
 
 namespace {
 
-constexpr long PAST = 16;             // of which the backward pass needs 5 reach
-constexpr long LINE = PAST + BLOCK;   // keys that a plane holds
+constexpr long PAST = 16;             // keys of earlier steps; the backward pass needs 5 reach of them
+constexpr long LINE = PAST + BLOCK;   // keys in a plane
 constexpr long FORWARD_BYTES = 384 << 10, BACKWARD_BYTES = 448 << 10;
 
 typedef ConvolvedCall Call;
@@ -62,7 +63,7 @@ inline const float* term(const View& t, long row, long key) { return t.at + row 
 
 struct Shape {
   long rows;         // of a tile
-  long plane, line;  // numbers of one head: of LINE keys, of BLOCK keys. Powers of two would compete for the cache's lines
+  long plane, line;  // strides of heads, of LINE or BLOCK keys; with powers of two, heads would compete for the same cache lines
   Shape(const Call& c, long bytes, long numbers) {
     const long fit = bytes / (4 * c.heads * numbers);
     rows = least(c.queries, fit >= 12 ? least(36, fit / 12 * 12) : 8);
@@ -73,29 +74,29 @@ struct Shape {
   long blocks(const Call& c) const { return (c.queries + rows - 1) / rows; }
 };
 
-// Which cells of a stage a row sees.
+// The cells of a stage that a row sees: from <= n < to.
 struct Shown {
   long from, to;
   Shown(const Call& c, long i, long j0, long behind) {
     from = most(0, behind - j0), to = most(0, least(BLOCK, seen(c, i) - (j0 - behind)));
   }
   long width() const { return padded(to); }
-  // The others are 0.
+  // Sets the other cells to 0.
   void only(float* x) const {
     for (long n = 0; n < from; n++) x[n] = 0.0f;
     for (long n = to; n < BLOCK; n++) x[n] = 0.0f;
   }
 };
 
-// What a thread works with.
+// A thread's memory.
 struct Planes {
-  float *S, *G;    // [head, row, LINE]: scores; the gradient of weights becomes that of logits, then that of scores
+  float *S, *G;    // [head, row, LINE]: scores; the gradient first of weights, then of logits, then of scores
   float *P;        // [head, row, BLOCK]: logits, then weights
   float *O;        // [head, row, width]: output, or gradient of q
   float *H, *Z;    // [hidden, LINE] of one row: hidden units and their gradients
-  float *past_H, *past_Z;  // [row, hidden, 2 reach]
-  float *columns;  // [tap, head, BLOCK] of one row: beside each other what a convolution reads
-  float *pre;      // [hidden, BLOCK] of one row with the first or last keys
+  float *past_H, *past_Z;  // [row, hidden, 2 reach]: the same of earlier keys
+  float *columns;  // [tap, head, BLOCK] of one row: the operand of a convolution
+  float *pre;      // [hidden, BLOCK] of one row, for blocks with the first or last keys
   float *top, *total, *rescale;
   static long numbers(const Call& c, const Shape& s, bool backward) {
     const long cells = c.heads * s.rows, width = padded(most(c.width, c.value_width));
@@ -121,7 +122,7 @@ struct Planes {
     std::memset(past_H, 0, 4 * rows * c.hidden * 2 * reach(c));
     std::memset(past_Z, 0, 4 * rows * c.hidden * 2 * reach(c));
   }
-  // The last keys of a step are the past of the next.
+  // Keeps the last keys of a step for the next step.
   static void go_on(const Call& c, const Shape& s, long rows, float* x) {
     for (long h = 0; h < c.heads; h++)
       for (long r = 0; r < rows; r++) {
@@ -131,7 +132,8 @@ struct Planes {
   }
 };
 
-// Units of a row, [hidden, LINE], and what is kept of them from one step to the next: the 2 reach keys before column `at`.
+// Hidden units of a row, [hidden, LINE]: recall() restores the 2 reach keys before column `at` from the step before, keep()
+// saves the last ones for the next step.
 inline void recall(const Call& c, float* units, long at, const float* past) {
   const long kept = 2 * reach(c);
   for (long u = 0; u < c.hidden; u++)
@@ -143,12 +145,12 @@ inline void keep(const Call& c, const float* units, long at, float* past) {
     for (long n = 0; n < kept; n++) past[u * kept + n] = units[u * LINE + at + BLOCK - kept + n];
 }
 
-// The same rows of the next head, or those after them of the first.
+// What is read next: the same rows of the next head, or after the last head the first head's next block of rows.
 inline const float* next_head(const Call& c, const View& x, long b, long h, long row) {
   return h + 1 < c.heads ? number(x, b, (h + 1) / groups(c), row) : number(x, b, 0, row + BLOCK);
 }
 
-// New scores of all heads and rows, 0 where they do not count.
+// The scores of all heads and rows for new keys, 0 where they are hidden.
 void scores(const Call& c, const Shape& s, long b, long i0, long rows, long j0, float* S) {
   const long most_seen = most(0, least(BLOCK, seen(c, i0 + rows - 1) - j0));
   for (long h = 0; h < c.heads; h++) {
@@ -162,7 +164,7 @@ void scores(const Call& c, const Shape& s, long b, long i0, long rows, long j0, 
   }
 }
 
-// Beside each other what a convolution reads for a row's cells from column `at` on; `step` is -1 if it is the transposed one.
+// Gathers what a convolution reads for a row's cells from column `at` on; `step` is -1 for the transposed convolution.
 void gather(const Call& c, const Shape& s, const float* x, long at, long width, int step, float* columns) {
   for (long t = 0; t < c.taps; t++)
     for (long h = 0; h < c.heads; h++)
@@ -170,7 +172,7 @@ void gather(const Call& c, const Shape& s, const float* x, long at, long width, 
         store(columns + (t * c.heads + h) * BLOCK + n, load(x + h * s.plane + at + step * (t - reach(c)) + n));
 }
 
-// The place of a key among the edges, or -1.
+// The index of a key in `edges`, or -1 if it has all its neighbours.
 inline long edge_of(const Call& c, long key) {
   if (key < reach(c)) return key;
   return key >= c.keys - reach(c) ? key - c.keys + 2 * reach(c) : -1;
@@ -180,7 +182,7 @@ inline const float* edge(const Call& c, const float* edges, long place, long uni
   return edges + (place * c.hidden + unit) * c.queries + row;
 }
 
-// Calls what is given with n and the place of each edge among cells from ... to, of which the first is `key`.
+// Calls `each(n, place)` for the edges among cells from ... to, where cell 0 is `key`.
 template <class Each>
 inline void each_edge(const Call& c, long key, long from, long to, Each each) {
   for (long n = from; n < to; n++) {
@@ -193,7 +195,7 @@ inline bool has_edges(const Call& c, long key, const Shown& shown) {
   return key + shown.from < reach(c) || key + shown.to > c.keys - reach(c);
 }
 
-// Hidden units of a row into p.H, those of earlier keys before them.
+// Writes the hidden units of a row to p.H, after those of earlier keys.
 void hidden_units(const Call& c, const Shape& s, long i, long r, long j0, const Planes& p) {
   const long behind = reach(c), at = PAST - behind, key = j0 - behind;
   const Shown shown(c, i, j0, behind);
@@ -213,7 +215,7 @@ void hidden_units(const Call& c, const Shape& s, long i, long r, long j0, const 
   keep(c, p.H, at, p.past_H + r * c.hidden * 2 * reach(c));
 }
 
-// Logits of a row into p.P, -inf where they are not seen; returns what is.
+// Writes the logits of a row to p.P, -inf at hidden keys. Returns the cells that are seen.
 Shown logits(const Call& c, const Shape& s, long i, long r, long j0, const Planes& p) {
   const long behind = 2 * reach(c), at = PAST - behind;
   const Shown shown(c, i, j0, behind);
@@ -241,11 +243,11 @@ void add_values(const Call& c, const Shape& s, long b, long h, long rows, long f
   else product<ADD>(rows, e, count, P, BLOCK, 1, number(c.v_rows, b, h / groups(c), key), c.v_rows.row, O, e);
 }
 
-// Keys first ... last of some rows, added to what O and the softmax have seen so far.
+// Adds keys first ... last to O and to the running softmax of some rows.
 void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long first, long last, const Planes& p) {
   const long behind = 2 * reach(c), e = padded(c.value_width);
   p.begin(c, s, rows);
-  // A block before the first key: it fills the past.
+  // Starts one block before the first key, to fill the past.
   for (long j0 = most(0, first / BLOCK * BLOCK - BLOCK); j0 - behind < last; j0 += BLOCK) {
     const long key = j0 - behind, from = most(0, first - key), to = least(BLOCK, last - key);
     scores(c, s, b, i0, rows, j0, p.S);
@@ -271,13 +273,13 @@ void accumulate(const Call& c, const Shape& s, long b, long i0, long rows, long 
 
 // Backward -----------------------------------------------------------------------------------------------------------
 
-struct Sums {  // of one thread, or of one share of an item
+struct Sums {  // gradients of one thread, or of one part of an item's rows
   float *fixed, *pre, *edges;
   float *wa, *w2;  // [tap, .., .., lane]
   float *k, *v;
 };
 
-// Weights of a row, and the gradients of its logits in place of those of its weights.
+// Writes the weights of a row to p.P, and replaces the gradients of the weights in p.G by those of the logits.
 void d_logits(const Call& c, const Backward& g, const Shape& s, long b, long i, long r, long j0, const Planes& p, const Sums& sums) {
   const long behind = 2 * reach(c);
   const Shown shown = logits(c, s, i, r, j0, p);
@@ -295,7 +297,7 @@ void d_logits(const Call& c, const Backward& g, const Shape& s, long b, long i, 
                   sums.w2 + t * c.heads * c.hidden * LANES);
 }
 
-// Gradients of a row's hidden units before the activation into p.Z, those of earlier keys before them.
+// Writes the gradients of a row's hidden units before the activation to p.Z, after those of earlier keys.
 void d_hidden(const Call& c, const Backward& g, const Shape& s, long i, long r, long j0, const Planes& p, const Sums& sums) {
   const long behind = 3 * reach(c), at = PAST - behind, key = j0 - behind;
   const Shown shown(c, i, j0, behind);
@@ -314,7 +316,7 @@ void d_hidden(const Call& c, const Backward& g, const Shape& s, long i, long r, 
   for (long u = 0; u < c.hidden; u++) {
     const float* Z = p.Z + u * LINE + at;
     for (long n = 0; n < shown.width(); n += LANES) store(to + u * c.pre.head + n, load(to + u * c.pre.head + n) + load(Z + n));
-    if (edges)  // they are not the table's
+    if (edges)  // their pre is not in the table
       each_edge(c, key, shown.from, shown.to, [&](long n, long place) {
         to[u * c.pre.head + n] -= Z[n];
         sums.edges[(place * c.hidden + u) * c.queries + i] += Z[n];
@@ -322,7 +324,7 @@ void d_hidden(const Call& c, const Backward& g, const Shape& s, long i, long r, 
   }
 }
 
-// The gradients of scores in place of those of logits.
+// Replaces the gradients of logits in p.G by those of scores.
 void d_scores(const Call& c, const Backward& g, const Shape& s, long i, long r, long j0, const Planes& p) {
   const long behind = 4 * reach(c), at = PAST - behind;
   const Shown shown(c, i, j0, behind);
@@ -333,7 +335,7 @@ void d_scores(const Call& c, const Backward& g, const Shape& s, long i, long r, 
   for (long h = 0; h < c.heads; h++) shown.only(G + h * s.plane);
 }
 
-// Products of a stage with keys: its cells that are keys at all.
+// The cells of a stage that are keys, for products with them.
 struct Keys {
   long from, key, count;
   Keys(const Call& c, long j0, long behind, long last) {
@@ -381,7 +383,7 @@ void backward_rows(const Call& c, const Backward& g, const Shape& s, long b, lon
 void backward_share(const Call& c, const Backward& g, const Shape& s, long share, const Planes& p, Sums sums) {
   const long b = share / g.parts, part = share % g.parts, rows = (part * c.batch + b) * c.kv_heads * key_blocks(c) * BLOCK;
   sums.k = g.d_k + rows * padded(c.width), sums.v = g.d_v + rows * padded(c.value_width);
-  // There and back again, so that parts have long rows and short ones alike.
+  // Blocks are dealt out in alternating order, so that every part gets as many long rows as short ones.
   for (long x = 0; x < s.blocks(c); x++) {
     const long turn = x / g.parts, place = x % g.parts;
     if ((turn % 2 ? g.parts - 1 - place : place) == part) backward_rows(c, g, s, b, x * s.rows, p, sums);
@@ -392,7 +394,7 @@ void backward_share(const Call& c, const Backward& g, const Shape& s, long share
 
 extern "C" {
 
-// Both return 0, or 1 if there was not enough memory for a thread's scratch space.
+// Both return 0, or 1 if there is too little memory for a thread's scratch space.
 
 long dape_convolved_forward(const ConvolvedCall* call) {
   const Call& c = *call;
@@ -403,7 +405,7 @@ long dape_convolved_forward(const ConvolvedCall* call) {
   {
     Scratch scratch(Planes::numbers(c, s, false));
     const Planes p(c, s, scratch, false);
-    // Long rows first, so that no thread begins a long tile when the others are done.
+    // Long rows first, so that no thread starts a long tile when the others have finished.
     for (long t; !scratch.missing(failed) && (t = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < units;)
       if (c.few_rows) forward_part(c, s, t / c.splits, t % c.splits, p);
       else forward_rows(c, s, t % c.batch, (blocks - 1 - t / c.batch) * s.rows, p);
@@ -428,7 +430,7 @@ long dape_convolved_backward(const ConvolvedCall* call, const ConvolvedBackward*
     const Planes p(c, s, scratch, true);
     float *wa = scratch.take(lanes), *w2 = scratch.take(lanes);
     const bool idle = scratch.missing(failed);
-    // Fewer threads than asked for do the work of the missing ones.
+    // If OpenMP starts fewer threads than requested, they do the work of the missing ones too.
     for (long t = omp_get_thread_num(); t < c.threads && !idle; t += omp_get_num_threads()) {
       std::memset(wa, 0, 4 * lanes), std::memset(w2, 0, 4 * lanes);
       const Sums sums = {g.d_fixed + t * g.fixed_span, g.d_pre + t * g.pre_span, g.d_edges + t * g.edges_span, wa, w2, nullptr, nullptr};

@@ -1,12 +1,13 @@
-// Attention with positions that are counted in content (CoPE), one head at a time:
+// Attention with positions that count gates of the content (CoPE), one head at a time:
 //
 //     L = S + z_i at p_ij, linear between whole numbers,     p_ij = min(sum of sigmoid(S / log2(e)) from key j to the last
 //                                                                      that row i sees, places - 1)
 //
-// S = q k' and z are in base 2. Forward, tiles are walked from the last key to the first with the count so far; where it
-// has reached its end, the rest of the row has one number added, as nearly all of a long row has. Backward, a gate is
-// counted at all keys before it, so the gradients of counts are summed from the first key on; the counts at the edges of
-// the tiles are found beforehand, as many numbers as there are tiles for each row.
+// S = q k' and z are in base 2. The forward pass goes through the tiles from the last key to the first and keeps the count of
+// each row. When the count has reached places - 1, all earlier keys of the row get the same number, z of the last place; that
+// is most of a long row. In the backward pass the gate of a key affects the counts of that key and of all earlier keys, so
+// the gradients of counts are summed from the first key on. The counts at the edges of the tiles are computed before that,
+// one number per row and tile.
 
 #include "heads.h"
 
@@ -29,7 +30,7 @@ long dape_counted_sizes() { return sizeof(CountedCall) * 10000 + sizeof(CountedB
 
 namespace {
 
-// Each lane with all lanes after it.
+// The sum of each lane and all lanes after it.
 template <int BY = 1>
 inline Vec sum_from_here(Vec x) {
   constexpr Ints from = each_lane([](int i) { return i + BY < LANES ? i + BY : LANES; });
@@ -43,7 +44,7 @@ inline Vec gate(Vec score) {
   return 1.0f / (1.0f + power_of_2(x));
 }
 
-// Between which places a count lies. NaN is anywhere: its weight is NaN.
+// The two places around a count, and the weight of the higher one. NaN gives weight NaN, at any place.
 struct Between {
   int low, high;
   float weight;
@@ -59,10 +60,10 @@ struct Counted {
   const CountedCall& call;
   const CountedBackward* backward;
   const float end;
-  float *gates, *counts;  // [row, key] of the tile whose logits were taken last
-  float* after;           // [row]: the count of all keys after the tile
-  float* edges;           // [tile, row]: the same of every tile, for the backward pass
-  float* d_count;         // [row]: the sum of gradients of counts of all keys before the tile
+  float *gates, *counts;  // [row, key] of the tile whose logits were computed last
+  float* after;           // [row]: the count at the end of the tile: the sum over all later keys
+  float* edges;           // [tile, row]: `after` of every tile, for the backward pass
+  float* d_count;         // [row]: the sum of the gradients of the counts of all earlier keys
   static long numbers(const CountedCall& c, bool backward) {
     return ROWS_OF_TILE * (2 * BLOCK + 2 + (backward ? key_blocks(c.head) : 0)) + 128;
   }
@@ -85,7 +86,7 @@ struct Counted {
       for (long n = count; n < t.width; n++) S[r * BLOCK + n] = 0.0f;
   }
 
-  // Gates and counts of a row; `after` it there is what was after it and in it.
+  // Gates and counts of a row of a tile. Adds the sum of the gates to `after`.
   void count(const Tile& t, long r, const float* S) {
     const long seen_here = visible(call.head, t, t.i0 + r);
     const float* mask = mask_of(call.head, t);
@@ -120,7 +121,7 @@ struct Counted {
     }
   }
 
-  // The counts at the edges of tiles, up to where all rows are at the end.
+  // The counts at the edges of the tiles, until all rows have reached the last place.
   void begin_backward(const Tile& rows, long keys, long, float* S) {
     begin(0, rows.rows);
     for (long r = 0; r < rows.rows; r++) d_count[r] = 0.0f;
@@ -159,7 +160,7 @@ struct Counted {
       const float d = G[n];
       d_z[at.low] += (1.0f - at.weight) * d;
       d_z[at.high] += at.weight * d;
-      so_far += d * (z[at.high] - z[at.low]) * LOG_2;  // 0 at the end, where both are the last place
+      so_far += d * (z[at.high] - z[at.low]) * LOG_2;  // 0 at the last place, where low and high are the same
       G[n] = d + so_far * own_gates[n] * (1.0f - own_gates[n]);
     }
     d_count[r] = so_far;
@@ -172,7 +173,7 @@ struct Counted {
 
 extern "C" {
 
-// Both return 0, or 1 if there was not enough memory for a thread's scratch space.
+// Both return 0, or 1 if there is too little memory for a thread's scratch space.
 
 long dape_counted_forward(const CountedCall* c) {
   return forward_heads<Counted>(c->head, Counted::numbers(*c, false), [&](Scratch& s) { return Counted(*c, nullptr, s); });

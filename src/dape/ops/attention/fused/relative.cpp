@@ -1,10 +1,11 @@
 // Attention with relative products (Transformer-XL), one head at a time:
 //
-//     L = q k' + p r(i - j)',     p a second query of each row, r a table of vectors over lags
+//     L = q k' + p r(i - j)',     p a second query per row, r a table of vectors over lags
 //
-// The table runs from the largest lag downwards, so that row i and key j have the entry j - i after that of row 0 and key
-// 0. Six rows touch BLOCK + 5 entries: one product with these, in which each row begins one after the row below it, is
-// read with a row stride one shorter than it was written with. That is the skew, and nothing is moved for it.
+// The table runs from the largest lag downwards, so that row i and key j use entry (j - i) relative to row 0 and key 0.
+// A block of keys and six rows use BLOCK + 5 entries. One product multiplies the six rows by all of these. Row r of the
+// product then starts one entry before row r - 1, so reading it with a row stride that is one shorter gives p r(i - j)'
+// without moving data.
 
 #include "heads.h"
 
@@ -13,17 +14,17 @@ extern "C" {
 struct RelativeCall {
   HeadCall head;
   View p;                // packed rows, scaled as q is
-  const float* columns;  // [head, width, entry]: the table transposed; null if few_rows
+  const float* columns;  // [head, width, entry]: the transposed table, at the entry of row 0 and key 0; null if few_rows
   long columns_head, columns_row;
-  const float* entries;  // [head, entry, padded width]: the table
+  const float* entries;  // [head, entry, padded width]: the table, at the entry of row 0 and key 0
   long entries_head;
 };
 
 struct RelativeBackward {
   HeadBackward head;
   View d_p;
-  float* d_entries;  // [parts, batch, head, entry, padded width], as entries points to that of row 0 and key 0
-  long entries_span;  // of a head
+  float* d_entries;  // [parts, batch, head, entry, padded width], at the entry of row 0 and key 0 too
+  long entries_span;  // numbers per head
 };
 
 long dape_relative_sizes() { return sizeof(RelativeCall) * 10000 + sizeof(RelativeBackward); }
@@ -32,12 +33,12 @@ long dape_relative_sizes() { return sizeof(RelativeCall) * 10000 + sizeof(Relati
 
 namespace {
 
-constexpr long SIX = 6;      // rows whose products are taken at once
-constexpr long TWELVE = 12;  // in the backward pass, where sums over rows should not be too short
-constexpr long WINDOW = ROWS_OF_TILE + BLOCK + 2 * LANES;  // entries that a tile touches
-constexpr long STRIP = BLOCK + TWELVE + 2 * LANES;         // that some of its rows touch
+constexpr long SIX = 6;      // rows of one product in the forward pass
+constexpr long TWELVE = 12;  // and in the backward pass, which sums over rows: short sums would be slow
+constexpr long WINDOW = ROWS_OF_TILE + BLOCK + 2 * LANES;  // entries that a tile uses
+constexpr long STRIP = BLOCK + TWELVE + 2 * LANES;         // entries that the rows of one product use
 
-// x y' + a b', added up once.
+// x y' + a b', with one sum over lanes.
 inline float two_dots(const float* x, const float* y, const float* a, const float* b, long width) {
   Vec sums{}, others{};
   long n = 0;
@@ -69,14 +70,14 @@ struct Relative {
     for (long x = 0; x < width; x++)
       for (long n = 0; n < touched; n += LANES) store(window + x * WINDOW + n, load(from + x * call.columns_row + n));
     for (long r = 0; r < t.rows; r += SIX) {
-      const long some = least(SIX, t.rows - r), first = t.rows - r - some;  // the last row's entries come first
+      const long some = least(SIX, t.rows - r), first = t.rows - r - some;  // the entries of the last row come first
       product<SET>(some, padded(t.width + some - 1), width, number(call.p, t.b, t.h, t.i0 + r), call.p.row, 1, window + first, WINDOW,
                    strip, STRIP);
       scores_of<ONTO>(call.head, t, r, some, S, {strip + some - 1, STRIP - 1});
     }
   }
 
-  // From keys and entries as they are: to decode a few rows.
+  // Few rows, as in decoding: reads keys and entries unpacked.
   void scores_of_entries(const Tile& t, float* S) const {
     const long count = least(t.width, call.head.keys - t.key), d = padded(call.head.width);
     for (long r = 0; r < t.rows; r++) {
@@ -119,7 +120,7 @@ struct Relative {
 
 extern "C" {
 
-// Both return 0, or 1 if there was not enough memory for a thread's scratch space.
+// Both return 0, or 1 if there is too little memory for a thread's scratch space.
 
 long dape_relative_forward(const RelativeCall* c) {
   return forward_heads<Relative>(c->head, Relative::numbers(*c), [&](Scratch& s) { return Relative(*c, nullptr, s); });

@@ -1,5 +1,5 @@
-// What every kernel does with the rows of a softmax, whatever its logits are: how many keys a row sees, its sum over all keys,
-// and over parts of the keys where there are few rows and many keys (decoding).
+// The rows of a softmax, for every kernel: how many keys a row sees, its sum over all keys, and sums over parts of the keys
+// when there are few rows and many keys (decoding).
 
 #pragma once
 
@@ -15,14 +15,15 @@ inline long groups(const Call& c) { return c.heads / c.kv_heads; }
 template <class Call>
 inline long key_blocks(const Call& c) { return (c.keys + BLOCK - 1) / BLOCK; }
 
-// Few rows, as in decoding: from keys and values as they are, because to lay them out would cost more than it saves. Memory sets the
-// time, and no head's keys follow another's there: rows from `next` on, which lie apart as those here do, are fetched meanwhile.
+// Few rows, as in decoding: keys and values are read unpacked, because packing would cost more than it saves. Memory bandwidth
+// limits the speed, and the hardware does not prefetch across heads, whose keys are not consecutive. So these functions
+// prefetch the rows from `next` on, which have the same stride as the rows being read.
 
 inline void fetch(const float* next, long width) {
   for (long n = 0; n < width; n += 16) __builtin_prefetch(next + n);
 }
 
-// S[row, n] = q k' of `count` keys of a head.
+// S[row, n] = q k' for `count` keys of a head.
 template <class Call>
 inline void scores_of_few(const Call& c, long b, long h, long i0, long rows, long key, long count, const float* next, float* S, long s_row) {
   const float* k = number(c.k, b, h / groups(c), key);
@@ -45,7 +46,7 @@ inline void add_vectors(long count, const float* P, const float* v, long v_row, 
   for (int x = 0; x < V; x++) store(O + x * LANES, sums[x]);
 }
 
-// O[row, value width] += P v of `count` keys of a head; rows of P are BLOCK apart.
+// O[row, value width] += P v for `count` keys of a head; rows of P have stride BLOCK.
 template <class Call>
 inline void add_few_values(const Call& c, long b, long h, long rows, long key, long count, const float* next, const float* P, float* O) {
   const float* v = number(c.v, b, h / groups(c), key);
@@ -59,7 +60,7 @@ inline void add_few_values(const Call& c, long b, long h, long rows, long key, l
   }
 }
 
-// A row that sees nothing sums to 0; its output must be 0 and not 0 / 0.
+// The weights of a row that sees no key sum to 0; its output must be 0 and not 0 / 0.
 template <class Call>
 void finish_row(const Call& c, long b, long h, long i, const float* O, float top, float total) {
   total = total == 0.0f ? 1.0f : total;
@@ -68,8 +69,10 @@ void finish_row(const Call& c, long b, long h, long i, const float* O, float top
   softmax[0] = top, softmax[1] = total;
 }
 
-// Tiles of all heads: `accumulate` of the kernel adds the keys from one to another to O [head, row, width],
-// and to top and total [row, head]. ---------------------------------------------------------------------------------
+// Tiles of all heads -------------------------------------------------------------------------------------------------
+
+// A kernel that includes this file defines `accumulate`, which adds a range of keys to O [head, row, width] and to top and
+// total [row, head].
 
 template <class Call, class Shape, class Planes>
 void begin_rows(const Call& c, const Shape& s, const Planes& p) {
@@ -89,7 +92,7 @@ void forward_rows(const Call& c, const Shape& s, long b, long i0, const Planes& 
     }
 }
 
-// One part of the keys, for all rows: there are few.
+// One part of the keys, for all rows, which fit one tile.
 template <class Call, class Shape, class Planes>
 void forward_part(const Call& c, const Shape& s, long b, long part, const Planes& p) {
   const long e = padded(c.value_width), keys = seen(c, c.queries - 1);
@@ -104,7 +107,7 @@ void forward_part(const Call& c, const Shape& s, long b, long part, const Planes
   }
 }
 
-// The softmax over all keys from those over the parts.
+// Combines the outputs and sums of the parts into the softmax over all keys.
 template <class Call, class Shape>
 void join_parts(const Call& c, const Shape& s, long b, long h, long r) {
   const long e = padded(c.value_width), step = c.heads * s.rows * (e + 2);

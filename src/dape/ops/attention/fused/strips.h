@@ -1,6 +1,6 @@
-// Products with an operand that comes from far away in memory, keys and values: laid out in the order in which it is read,
-// and fetched while the strip before it is at work. Keys and values of a long sequence are in the third-level cache at best,
-// and every tile of query rows reads all of them.
+// Products with keys and values, which do not fit a core's own caches: those of a long sequence are in the third-level cache
+// at best, and every tile of query rows reads all of them. They are packed in the order in which they are read, and each
+// strip is prefetched during the product with the strip before it.
 
 #pragma once
 
@@ -8,12 +8,12 @@
 
 namespace {
 
-constexpr long STRIP = 2 * LANES;  // columns that a product takes at a time
+constexpr long STRIP = 2 * LANES;  // columns that a product computes at a time
 static_assert(BLOCK % STRIP == 0, "blocks are whole strips");
 
 inline long whole_strips(long n) { return (n + STRIP - 1) / STRIP * STRIP; }
 
-// The rows of C for one strip; `next` is fetched on the way.
+// The rows of C for one strip; prefetches `next`.
 template <int V, End END>
 inline void strip_rows(long M, long K, const float* A, long a_row, long a_col, const float* B, const float* next, float* C, long c_row) {
   const Strided none = {nullptr, 0};
@@ -25,7 +25,7 @@ inline void strip_rows(long M, long K, const float* A, long a_row, long a_col, c
   for (; m < M; m++) block_product<1, V, END>(K, A + m * a_row, a_row, a_col, B, STRIP, none, none, C + m * c_row, c_row);
 }
 
-// C[M, N] from A[M, K] (any strides) and strips [K][STRIP] that lie `apart`; `next`: the strip that will be needed after them.
+// C[M, N] from A[M, K] (any strides) and strips [K][STRIP] with stride `apart`; `next` is the strip that is read after them.
 template <End END>
 void strip_product(long M, long N, long K, const float* A, long a_row, long a_col, const float* B, long apart, const float* next,
                    float* C, long c_row) {
@@ -36,7 +36,7 @@ void strip_product(long M, long N, long K, const float* A, long a_row, long a_co
   }
 }
 
-// C += A B where C is what comes from far away: the rows that follow are fetched.
+// C += A B where C does not fit a core's own caches: prefetches the rows of C that follow.
 inline void add_far(long M, long N, long K, const float* A, long a_row, long a_col, const float* B, long b_row, float* C, long c_row) {
   const Strided none = {nullptr, 0};
   long m = 0;
@@ -56,10 +56,11 @@ inline void add_far(long M, long N, long K, const float* A, long a_row, long a_c
 
 // Packing ------------------------------------------------------------------------------------------------------------
 
-// Strips of rows, transposed: [rows / STRIP][width][STRIP]. Row r, a multiple of STRIP, begins at r * width.
+// Strips of rows, transposed: [rows / STRIP][width][STRIP]. The strip that begins with row r starts at r * width.
 inline long in_strips(long r, long width) { return r / STRIP * STRIP * width + r % STRIP; }
 
-// Strips of columns: [block of rows][width / STRIP][BLOCK][STRIP]. Row r, a multiple of BLOCK, begins at r * whole_strips(width).
+// Strips of columns: [block of rows][width / STRIP][BLOCK][STRIP]. The block that begins with row r starts at
+// r * whole_strips(width).
 inline void pack_row_in_strips(const float* from, long width, long r, float* to) {
   to += r / BLOCK * BLOCK * whole_strips(width) + r % BLOCK * STRIP;
   for (long n = 0; n < width; n += STRIP) pack_row(from + n, least(STRIP, width - n), 1.0f, to + n * BLOCK);
