@@ -1,10 +1,10 @@
-"""One conformance vector: the inputs of a small attention call, its parameters, and what must come out.
+"""One conformance vector: the inputs of a small attention call, its parameters, and the expected values.
 
-Shapes have no batch axis. ``rows`` are the query positions whose logits are compared; where there is content, they are
-also the rows of ``q``, because its queries and keys are the tokens 0, 1, 2, ... of one sequence.
+Shapes have no batch axis. Logits are compared for the queries at ``q_pos``. If the case has content, q and k are the
+tokens 0, 1, 2, ... of one sequence, so ``q_pos`` are also the compared rows of ``q``.
 
-The gradients are those of ``loss = sum(weight * softmax(logits))``, the softmax over visible keys; for an encoding of
-the embeddings those of ``sum(weight * embedded)``. Through the softmax an attention function can be compared, too.
+The gradients are those of ``loss = sum(weight * softmax(logits))``, with the softmax over visible keys, so that
+attention functions can be compared too. For an encoding of the embeddings they are those of ``sum(weight * embedded)``.
 """
 
 from collections.abc import Mapping
@@ -24,34 +24,34 @@ class Case:
     name: str
     dims: AttentionDims
     options: Mapping[str, Any]
-    """Of the encoding, as for ``dape.build``."""
+    """Options of the encoding, as for ``dape.build``."""
     causal: bool
     q_pos: Int[Tensor, " q"]
     k_pos: Int[Tensor, " k"]
     parameters: Mapping[str, Float[Tensor, "..."]]
     """By their names in the state dict of the reference."""
     q: Float[Tensor, "h t d"] | None = None
-    """None where only positions are given: the scores are 0 and the logits are the bias."""
+    """None if the case has only positions: the scores are 0 and the logits are the bias."""
     k: Float[Tensor, "h t d"] | None = None
     x: Float[Tensor, "t m"] | None = None
-    """Embeddings of the tokens at ``q_pos``, for encodings that act there."""
+    """Embeddings of the tokens at ``q_pos``, for encodings of embeddings."""
     entering: Float[Tensor, "t m"] | None = None
-    """What enters the attention layer at 0, 1, 2, ..., for encodings that read features."""
+    """The input of the attention layer at 0, 1, 2, ..., for encodings that read features."""
     weight: Float[Tensor, "..."] | None = None
-    """Of the loss; None if no gradients are compared."""
+    """The weight in the loss; None if no gradients are compared."""
     expected: Float[Tensor, "..."] = field(default_factory=lambda: torch.empty(0))
-    """Logits ``[h, q, k]``, or embeddings ``[t, m]`` where ``x`` is given. Hidden cells hold 0."""
+    """Logits ``[h, q, k]`` with 0 at hidden cells, or embeddings ``[t, m]`` if ``x`` is given."""
     gradients: Mapping[str, Float[Tensor, "..."]] = field(default_factory=dict)
-    """Of q, k, x, entering and of parameters by name."""
+    """The gradients of q, k, x, entering and of the parameters, by name."""
 
     @property
     def length(self) -> int:
-        """Of the sequence: the largest position and one more."""
+        """The length of the sequence: the largest position plus 1."""
         return int(max(self.q_pos.max(), self.k_pos.max())) + 1
 
     @property
     def stretch(self) -> float:
-        """How many times longer than in training."""
+        """The length divided by the training length, at least 1."""
         return max(1.0, self.length / self.dims.train_length)
 
     @property

@@ -1,4 +1,4 @@
-"""How far an implementation is from one case, and where."""
+"""The errors of an implementation on one case."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ from dape.conformance.make import INPUTS, hide, loss, softmax
 from dape.conformance.subject import Built, Subject, theirs
 
 LARGE = 1e3
-"""A hidden cell of the logits may hold anything below this: what is larger would win the softmax, so it is no mask."""
+"""The largest allowed logit of a hidden cell. A larger one, if no mask followed, would dominate the softmax."""
 GRADIENT_SLACK = 10
-"""Gradients are sums: they may be off by more than logits."""
+"""Gradients are sums, so their tolerance is this times that of logits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +24,14 @@ class Compared:
     kind: str = ""
     gives_weights: bool = False
     found: Float[Tensor, "..."] | None = None
-    """What the implementation gave."""
+    """The result of the implementation."""
     hidden: Float[Tensor, "..."] | None = None
-    """The same with its hidden cells, where they are not what a mask leaves."""
+    """The result, if its hidden cells have values that a mask would not leave."""
     skipped: str | None = None
     gradients: Mapping[str, float] = field(default_factory=dict)
     """The error of each gradient, divided by its largest entry."""
     leak: float = 0.0
-    """How much earlier rows move when the last key changes."""
+    """The largest change in earlier rows when the last key changes."""
     tolerance: float = 1e-5
 
     @property
@@ -44,7 +44,7 @@ class Compared:
 
     @property
     def error(self) -> Tensor:
-        """The error of every visible cell, divided by the largest entry; infinite where a number is not finite."""
+        """The error of every visible cell, divided by the largest entry; infinite if a number is not finite."""
         assert self.found is not None
         shown = self.found if self.gives_weights or self.case.x is not None else hide(self.found, self.case)
         return ((shown - self.expected).abs() / self.scale).nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -116,7 +116,7 @@ def _off(found: Tensor | None, expected: Tensor) -> float:
 
 
 def _strange(found: Tensor, case: Case, built: Built) -> Tensor | None:
-    """Hidden cells of logits that would win the softmax or are not numbers."""
+    """The logits, if hidden cells are NaN or so large that they would dominate the softmax."""
     if built.gives_weights or case.q is None or case.visible.all():
         return None
     hidden = found[:, ~case.visible]
@@ -124,7 +124,7 @@ def _strange(found: Tensor, case: Case, built: Built) -> Tensor | None:
 
 
 def _leak(found: Tensor, built: Built, leaves: Mapping[str, Tensor | None]) -> float:
-    """How much rows before the last key change with it; they must not."""
+    """The largest change in rows before the last key when this key changes, which should be 0."""
     case, k = built.case, leaves["k"]
     earlier = case.q_pos < case.length - 1
     if k is None or not case.causal or not earlier.any():

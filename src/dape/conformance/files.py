@@ -1,9 +1,9 @@
 """Vectors as files: one per encoding, ``NAME.safetensors``, and ``SHA256SUMS`` of all.
 
 Tensors of a case are called ``CASE/q``, ``CASE/parameters/r1``, ``CASE/logits``, ``CASE/gradients/q`` and so on. The
-metadata have one entry (the library writes several in any order, and the checksum would change): ``about``, JSON with
-the equation, the conventions, and the shape and options of every case.
-Inputs and parameters are float16, which holds them exactly; what comes out is float64.
+metadata have only one entry, because the library does not fix the order of several, and the checksum would change. The
+entry is ``about``: JSON with the equation, the conventions, and the shape and options of every case.
+Inputs and parameters are float16, which represents them exactly; expected values are float64.
 """
 
 import functools
@@ -44,7 +44,7 @@ def write(path: Path, name: str, cases: Sequence[Case]) -> None:
 
 
 def description(name: str, cases: Sequence[Case]) -> dict[str, Any]:
-    """What a file of these cases says of itself."""
+    """The metadata of a file of these cases."""
     return {
         "format": FORMAT,
         "encoding": name,
@@ -84,7 +84,7 @@ def path_of(name: str, folder: Path | None = None) -> Path:
 
 
 def about(name: str, folder: Path | None = None) -> dict[str, Any]:
-    """What the file says of itself."""
+    """The metadata of an encoding's file."""
     path = path_of(name, folder)
     with reading(path, "is not a file of vectors that this version of dape reads", ADVICE):
         with safe_open(path, framework="pt") as file:
@@ -95,7 +95,7 @@ def about(name: str, folder: Path | None = None) -> dict[str, Any]:
 
 
 def read(name: str, folder: Path | None = None) -> list[Case]:
-    """The vectors of an encoding, once the file's checksum is right."""
+    """The vectors of an encoding. Raises an error if the file's checksum is wrong."""
     path = path_of(name, folder)
     if not path.is_file():
         raise UsageError(f"no vectors of {name!r} in {path.parent}; there are some of {', '.join(names(path.parent))}")
@@ -133,7 +133,7 @@ def names(folder: Path | None = None) -> list[str]:
 
 
 def write_sums(folder: Path) -> None:
-    """As ``sha256sum`` writes and checks them."""
+    """Write the checksums of all files in the format of ``sha256sum``."""
     lines = [f"{sha256(path_of(name, folder))}  {name}.safetensors\n" for name in names(folder)]
     with replacing(folder / SUMS) as temporary:
         temporary.write_text("".join(lines), encoding="utf-8")
@@ -148,7 +148,7 @@ def sums(folder: Path) -> dict[str, str]:
 
 
 def check_sum(path: Path) -> str:
-    """The file's SHA-256, which must be the one that was noted."""
+    """The file's SHA-256. Raises ValueError if it differs from the one in ``SHA256SUMS``."""
     found, noted = sha256(path), sums(path.parent).get(path.name)
     if found != noted:
         raise ValueError(f"{path}: its SHA-256 is {found[:16]}…, {SUMS} says {str(noted)[:16]}…. {ADVICE}")

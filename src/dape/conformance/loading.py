@@ -1,4 +1,5 @@
-"""The implementation under test by its name, ``package.module:Class`` or ``file.py:Class``. This runs its code."""
+"""Load the implementation under test from its name, ``package.module:Class`` or ``file.py:Class``. This runs its
+code."""
 
 import importlib
 import importlib.util
@@ -13,7 +14,7 @@ from dape.errors import UsageError
 
 
 class TheirError(Exception):
-    """The code under test raised: what, and where in it."""
+    """The code under test raised an exception; the message has its text and place."""
 
 
 def load(target: str) -> Any:
@@ -59,7 +60,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def told(error: BaseException, doing: str) -> str:
-    """Whose error it is: the innermost line outside of dape and of torch, and what was raised."""
+    """A message with the exception and the innermost line outside of dape and of installed packages."""
     ours = str(Path(__file__).parents[1])
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not f.filename.startswith((ours, "<frozen")) and "site-packages" not in f.filename]

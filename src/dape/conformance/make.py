@@ -1,4 +1,4 @@
-"""The reference computes what must come out of every case."""
+"""The expected values of every case, computed by the reference."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,12 +16,12 @@ INPUTS = ("q", "k", "x", "entering")
 
 
 def make(name: str) -> list[Case]:
-    """All vectors of an encoding of the catalogue, computed in float64."""
+    """All vectors of an encoding in the catalogue, computed in float64."""
     return [answered(case, pe) for case, pe in blank_cases(name)]
 
 
 def answered(case: Case, pe: PositionalEncoding) -> Case:
-    """The case with what the encoding gives for it: the definition of right, nothing but its hooks and a softmax."""
+    """The case with the expected values: the result of the encoding's hooks and a softmax."""
     leaves = {n: t.clone().requires_grad_() for n in INPUTS if (t := getattr(case, n)) is not None}
     out = reference_output(pe, case, **leaves)
     gradients = {}
@@ -51,7 +51,7 @@ def reference_output(
 
 
 def featured(grid: Grid, pe: Any, entering: Tensor | None) -> Grid:
-    """The grid with the features of the tokens at its positions; those outside of the text are taken for its ends."""
+    """The grid with the features of the tokens at its positions, which are clamped to the text."""
     found = None if entering is None or not hasattr(pe, "features") else pe.features(entering.unsqueeze(0))
     if found is None:
         return grid
@@ -61,7 +61,7 @@ def featured(grid: Grid, pe: Any, entering: Tensor | None) -> Grid:
 
 
 def content(case: Case, q: Tensor | None, k: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The rows of q that are compared, and k, with a batch axis; zeros in a case of positions alone."""
+    """The compared rows of q, and k, with a batch axis; zeros if the case has only positions."""
     if q is None or k is None:
         heads, width = case.dims.num_heads, case.dims.head_dim
         q, k = (torch.zeros(heads, len(p), width, dtype=torch.float64) for p in (case.q_pos, case.k_pos))
@@ -81,5 +81,5 @@ def softmax(logits: Tensor, case: Case) -> Tensor:
 
 
 def hide(out: Tensor, case: Case) -> Tensor:
-    """Hidden cells mean nothing, so that they hold 0."""
+    """Set hidden cells, whose values are arbitrary, to 0."""
     return out.masked_fill(~case.visible, 0.0)

@@ -1,7 +1,8 @@
-"""The parameters of a case in somebody's module or function, and their gradients on the way back.
+"""Set the parameters of a case in a module or function under test, and read their gradients.
 
-By name, as in the state dict of the reference, or by a mapping ``{theirs: ours}``; ``ours.T`` transposes, ``-`` leaves
-a parameter as it is. A parameter may have another shape if the numbers are as many, ``[h, 1, 1]`` for ``[h]``."""
+Parameters are matched by name, as in the state dict of the reference, or by a mapping ``{theirs: ours}``; ``ours.T``
+transposes, ``-`` leaves a parameter unchanged. The shape may differ if the number of entries is equal, as for
+``[h, 1, 1]`` and ``[h]``."""
 
 import functools
 import inspect
@@ -18,7 +19,7 @@ Gradients = dict[str, Callable[[], Tensor | None]]
 
 
 def load_into(instance: Any, values: Mapping[str, Tensor], names: Names) -> Gradients:
-    """Set the parameters of a module. Returns the tensor that will hold the gradient, for each parameter of ours."""
+    """Set the parameters of a module. Returns a function for each of our parameters, which returns its gradient."""
     own = dict(instance.named_parameters()) if isinstance(instance, nn.Module) else {}
     own = {n: p for n, p in own.items() if names.get(n) != LEFT_ALONE}
     names = {n: ours for n, ours in names.items() if ours != LEFT_ALONE}
@@ -31,7 +32,7 @@ def load_into(instance: Any, values: Mapping[str, Tensor], names: Names) -> Grad
 def given_as_arguments(
     function: Callable[..., Any], signature: inspect.Signature, values: Mapping[str, Tensor], names: Names
 ) -> tuple[Callable[..., Any], Gradients]:
-    """A function with the parameters that it takes by keyword."""
+    """A function with its parameters bound by keyword, and functions that return their gradients."""
     arguments = [n for n in signature.parameters if n in values or n in names]
     taken = _paired(arguments, values, names, {})
     leaves = {n: _turned(values[_plain(taken[n])], taken[n]).clone().requires_grad_() for n in arguments}

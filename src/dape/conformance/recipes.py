@@ -1,8 +1,8 @@
-"""Which cases an encoding has, and their inputs.
+"""The cases of an encoding, and their inputs.
 
-Inputs and parameters are multiples of 1/64 that float16 and bfloat16 hold exactly: every precision starts from the same
-numbers. What differs between cases is said by their names, so that a case that is off says
-what the trouble depends on.
+Inputs and parameters are multiples of 1/64, which float16 and bfloat16 represent exactly, so that every precision
+starts from the same numbers. The name of a case says how it differs from the others, and therefore on what an error
+depends.
 """
 
 from collections.abc import Iterator
@@ -53,24 +53,24 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "self-extend": {"window": 3, "group": 2},
 }
 WRAPPER_OPTIONS = {"dape-": {"hidden": 6}, "dape-v2-": {"hidden": 4}}
-"""Small networks. Whatever is not named here has the catalogue's default."""
+"""Small networks. Other options have their defaults."""
 SMALL_INSIDE = ("inkling",)
 """Bases that keep their options under a wrapper."""
 WIDE = {"yarn": {"long": {"head_dim": 32, "train_length": 12}}}
-"""YaRN's ramp needs this many channels to have a channel between its ends."""
+"""Number of channels for which YaRN's ramp has a channel between its ends."""
 OUT_OF_RANGE = {
     "kerple": {"r1": (0.5, -0.25, 0.0, 1.0), "r2": (-0.5, 0.5, 1.0, 0.00390625)},
     "kerple-power": {"r1": (0.5, -0.25, 0.0, 1.0), "r2": (-0.5, 3.0, 1.0, 0.00390625)},
 }
-"""What an optimizer may leave: kerple puts it back to 0.01 (and the power to at most 2)."""
+"""Values as an optimizer step may leave them: kerple clamps them to at least 0.01 (and the power to at most 2)."""
 
 
 POSITIVE = ("r1", "r2", "c", "threshold_multiplier")
-"""Parameters that mean something above 0 only."""
+"""Parameters that must be above 0."""
 
 
 def blank_cases(name: str) -> Iterator[tuple[Case, PositionalEncoding]]:
-    """Every case of the encoding with its inputs, without what comes out, and the reference to compute that with."""
+    """Every case of the encoding with its inputs, without expected values, and the encoding that computes them."""
     for case_name, shape in SHAPES.items():
         if _has(name, case_name):
             wide = WIDE.get(parse(name).base, {}).get(case_name, {})
@@ -91,7 +91,7 @@ def build_for(name: str, case: Case) -> PositionalEncoding:
 
 
 def reference(name: str, case: Case) -> PositionalEncoding:
-    """The same with the parameters of the case."""
+    """:func:`build_for` with the parameters of the case."""
     pe = build_for(name, case)
     pe.load_state_dict(dict(case.parameters))
     return pe

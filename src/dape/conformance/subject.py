@@ -1,12 +1,14 @@
-"""The implementation under test: which kind of callable it is, how it is built, and how it is called.
+"""The implementation under test: its kind of callable, how to build it and how to call it.
 
-A kind says what a callable takes and gives (``[h, q, k]`` may have a batch axis of 1 in front):
+A kind says what a callable takes and returns (``[h, q, k]`` may have a batch axis of 1 in front):
 
-hooks       an object with ``bias(q_pos, k_pos)``, or with ``rotate``, ``logits`` or ``embed`` as
-dape.PositionalEncoding bias        ``(q_pos, k_pos) -> B [h, q, k]`` logits      ``(q, k) -> logits [1, h, t, t]``
-q, k: ``[1, h, t, d]`` scores      ``(A) -> logits [1, h, t, t]``             A: scaled scores attention   ``(q, k, v)
--> output [1, h, t, e]``       v is the identity matrix, so that the output is the softmax embed       ``(x, positions)
--> x'`` or ``(positions) -> E``"""
+hooks       an object with ``bias(q_pos, k_pos)``, or ``rotate``, ``logits`` or ``embed`` as dape.PositionalEncoding
+bias        ``(q_pos, k_pos) -> B [h, q, k]``
+logits      ``(q, k) -> logits [1, h, t, t]``                q, k: ``[1, h, t, d]``
+scores      ``(A) -> logits [1, h, t, t]``                   A: scaled scores
+attention   ``(q, k, v) -> output [1, h, t, e]``             v is the identity matrix, so the output is the softmax
+embed       ``(x, positions) -> x'`` or ``(positions) -> E``
+"""
 
 import inspect
 import re
@@ -48,12 +50,12 @@ class Subject:
     """A class, a factory, a function or an object."""
     kind: Kind = "auto"
     init: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the constructor; a text that names a fact of the case, such as num_heads, stands for it."""
+    """Arguments of the constructor. The name of a fact of the case, such as num_heads, is replaced by its value."""
     names: Names = field(default_factory=dict)
-    """The vectors' name of each parameter, by the implementation's own."""
+    """The vectors' name for each parameter name of the implementation."""
     dtype: torch.dtype = torch.float64
     numpy: bool = False
-    """Hand over arrays of numpy; then no gradients are compared."""
+    """Pass numpy arrays. Gradients are then not compared."""
 
     def built(self, case: Case) -> "Built":
         instance, signature = self.target, None
@@ -85,7 +87,7 @@ class Built:
     kind: Kind
     signature: inspect.Signature | None
     leaves: Mapping[str, "Callable[[], Tensor | None]"]
-    """For every parameter of the vectors, its gradient in their shape."""
+    """For every parameter of the vectors, a function that returns its gradient in the shape of the vectors."""
     subject: Subject
 
     @property
@@ -93,7 +95,7 @@ class Built:
         return self.kind == "attention"
 
     def runs(self) -> str | None:
-        """Why this case cannot be compared for this kind of callable, or None."""
+        """The reason why this kind of callable cannot be compared on this case, or None."""
         case = self.case
         if (self.kind == "embed") != (case.x is not None) and self.kind != "hooks":
             return "an encoding of the embeddings is compared by `embed`, and no other"
@@ -111,7 +113,7 @@ class Built:
         called = self.call.bias if self.kind == "hooks" and hasattr(self.call, "bias") else self.call
         called = called.forward if isinstance(called, nn.Module) else called
         if self.kind == "hooks" and not hasattr(self.call, "bias"):
-            return hasattr(self.call, "logits")  # the grid says it
+            return hasattr(self.call, "logits")  # the grid has it
         return _causal_name(inspect.signature(called)) is not None
 
     def output(self, q: Tensor | None, k: Tensor | None, x: Tensor | None, entering: Tensor | None) -> Tensor:
@@ -174,7 +176,7 @@ class Built:
         return self.call(*given, **extra)
 
     def _rows(self, found: Any) -> Tensor:
-        """The compared rows of a whole square of logits."""
+        """The compared rows of logits for all queries."""
         heads, length = self.case.dims.num_heads, self.case.length
         return self._shaped(found, (heads, length, length))[:, self.case.q_pos]
 
@@ -196,7 +198,7 @@ class Built:
 
 
 class theirs:
-    """What is raised inside is the fault of the code under test, unless it is a wrong use of ours."""
+    """A context that turns exceptions into :class:`TheirError`, except for a UsageError of ours."""
 
     def __init__(self, doing: str) -> None:
         self.doing = doing
@@ -213,7 +215,7 @@ class theirs:
 
 
 def kind_of(instance: Any) -> Kind:
-    """Read off its methods, or off the names of its arguments."""
+    """The kind, from the methods of an object or from the names of a callable's arguments."""
     if isinstance(instance, PositionalEncoding) or any(callable(getattr(instance, hook, None)) for hook in HOOKS):
         return "hooks"
     if not callable(instance):
@@ -243,7 +245,7 @@ def _causal_name(signature: inspect.Signature | None) -> str | None:
 
 
 def _entering_name(signature: inspect.Signature | None) -> str | None:
-    """The argument for what enters the layer, [1, t, m]; encodings that read features need it."""
+    """The argument for the input of the layer, [1, t, m], which encodings with features need."""
     names = [] if signature is None else list(signature.parameters)[1:]
     return next((n for n in ("x", "hidden_states", "entering") if n in names), None)
 

@@ -1,4 +1,4 @@
-"""The whole answer: every case, what is off where, and which mistake it looks like."""
+"""The result of a comparison: the error of every case, its location, and the known mistakes that explain it."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from dape.conformance.recipes import reference
 from dape.conformance.where import places
 
 MOSTLY = 0.1
-"""A mistake that leaves less than this part of the difference is named, too, if none explains all of it."""
+"""If no mistake explains the whole difference, one that leaves less than this part of it is named."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Likely:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What :func:`dape.verify` has found. ``print`` says it in words; as a condition it is ``right``."""
+    """The result of :func:`dape.verify`. ``print`` describes it in words; in a condition it is ``right``."""
 
     target: str
     encoding: str
     source: str
-    """Where the right numbers come from."""
+    """The source of the expected values."""
     tolerance: float
     compared: list[Compared] = field(default_factory=list)
     raised: str | None = None
@@ -113,7 +113,7 @@ def _record(each: Compared) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity, so that null stands for it."""
+    """``value``, or None for infinity and NaN, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 
@@ -139,7 +139,7 @@ def _number(value: float) -> str:
 
 
 def likely_mistakes(name: str, compared: Sequence[Compared], tolerance: float) -> list[Likely]:
-    """The mistakes that explain every case; if there is none, the nearest one, unless it leaves much unexplained."""
+    """The mistakes that explain every case. If there is none, the best one, unless it leaves too much unexplained."""
     wrong = [each for each in compared if not each.skipped]
     settings = {each.case.name: Setting(each.case, reference(name, each.case)) for each in wrong}
     judged = []
@@ -157,12 +157,12 @@ def likely_mistakes(name: str, compared: Sequence[Compared], tolerance: float) -
 
 
 def _or_own(left: float | None, each: Compared) -> float:
-    """The largest part of any case that the mistake leaves unexplained: all of it where the mistake cannot happen."""
+    """The part of a case's error that the mistake does not explain: all of it if the mistake cannot happen there."""
     return each.off if left is None else left
 
 
 def _left(mistake: Mistake, each: Compared, setting: Setting) -> float | None:
-    """The distance of what was found from what the mistake gives, divided by the largest entry."""
+    """The distance of the values found from those of the mistake, divided by the largest entry."""
     wrong = mistake.output(setting)
     found = each.found
     if wrong is None or found is None:
@@ -177,7 +177,7 @@ def _left(mistake: Mistake, each: Compared, setting: Setting) -> float | None:
 
 
 def _distance(found: Tensor, wrong: Tensor, each: Compared) -> float:
-    """Divided by each entry itself where a mistake makes entries huge; NaN equals NaN."""
+    """Divided by each entry itself if hidden cells have huge values. NaN equals NaN."""
     same = (found == wrong) | (found.isnan() & wrong.isnan())
     scale = wrong.abs().clamp(min=each.scale) if each.hidden is not None else each.scale
     return (

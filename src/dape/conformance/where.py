@@ -73,7 +73,7 @@ def _of(what: str, some: Sequence[int], every: Iterable[int]) -> str:
 
 
 def _growth(each: Compared, lags: Sequence[int]) -> str:
-    """How the difference changes with the lag, at a few of them."""
+    """The error at a few lags."""
     chosen = (
         lags if len(lags) <= SHOWN_LAGS else [lags[n * (len(lags) - 1) // (SHOWN_LAGS - 1)] for n in range(SHOWN_LAGS)]
     )

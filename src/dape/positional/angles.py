@@ -1,7 +1,7 @@
-"""Angles p w of positions p and frequencies w, for every encoding that turns or oscillates.
+"""Angles p w of positions p and frequencies w, for rotations and sinusoids.
 
-In float32 an angle of 10^5 radians is off by up to 4e-3, and a frequency rounded to it by as much again. So frequencies
-and angles are float64, and only their sines and cosines are rounded (docs/numerics.md has the errors).
+In float32 an angle of 10^5 radians has an error of up to 4e-3, and a rounded frequency adds as much. Therefore
+frequencies and angles are float64, and only their sines and cosines are rounded (docs/numerics.md has the errors).
 """
 
 import torch
@@ -12,12 +12,12 @@ WITHOUT_FLOAT64 = ("mps",)
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Where float64 is computed for this device: there, or on the CPU if it has none."""
+    """The device itself, or the CPU if the device has no float64."""
     return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:
-    """For sums along a text, which stay on their device."""
+    """The most precise dtype of a device, for sums along a text."""
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
@@ -28,5 +28,5 @@ def frequencies(width: int, base: float, device: torch.device) -> Float[Tensor, 
 
 
 def angles(positions: Int[Tensor, "*s"], frequencies: Float[Tensor, "..."]) -> Float[Tensor, "*s c"]:
-    """Of every position (frequencies broadcast against [*s, c]), in float64."""
+    """The angles of every position, in float64. ``frequencies`` broadcast against [*s, c]."""
     return positions.to(frequencies.device, torch.float64).unsqueeze(-1) * frequencies

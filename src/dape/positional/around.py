@@ -1,4 +1,4 @@
-"""What an encoding around another one has in common: every hook is that of the base until it is overridden."""
+"""The base class of encodings around another encoding: every hook calls the hook of the base unless overridden."""
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor

@@ -1,18 +1,18 @@
 """The interface every positional encoding implements.
 
-Position can enter a transformer in three places, so an encoding has three hooks, all identity by default, and a
-fourth for those that read content of their own:
+Position can enter a transformer in three places, so an encoding has three hooks. A fourth hook is for encodings that
+read the layer's input. By default the hooks change nothing:
 
 * ``embed(x, positions)``: add something to the token embeddings (sinusoidal, learned);
-* ``rotate(q, k, grid)``: turn queries and keys (rope, pi, yarn);
+* ``rotate(q, k, grid)``: rotate queries and keys (rope, pi, yarn);
 * ``logits(scores, q, k, grid)``: change the scaled scores before mask and softmax (every bias, cope, dape, ...);
-* ``features(x)``: numbers of each token, made of what enters the attention layer (gates). They are cached beside the
-  keys, and ``rotate`` and ``logits`` find them in the grid.
+* ``features(x)``: compute numbers of each token from the input of the attention layer (gates). They are cached beside
+  the keys, and the grid holds them for ``rotate`` and ``logits``.
 
-A model calls all of them unconditionally and never asks for a name. :class:`PositionalEncoding` itself is NoPE.
+A model calls all of them and never asks for a name. :class:`PositionalEncoding` itself is NoPE.
 A hook gets scores, q and k as documented below, a :class:`Grid` of positions, and keys in the order of their positions.
-It must look along a row only, remember nothing, be deterministic, and depend on its arguments and registered parameters
-alone, since the memory-lean implementations call it on blocks of rows and again in the backward pass.
+It must read one row at a time, keep no state, be deterministic, and depend only on its arguments and registered
+parameters, because the memory-lean implementations call it on blocks of rows and again in the backward pass.
 Most new encodings subclass :class:`RelativeBias` and write one method, ``bias_at(lag, causal=...)``.
 """
 
@@ -65,14 +65,14 @@ class AttentionDims:
     num_heads: int
     head_dim: int
     train_length: int
-    """Longest sequence seen in training; read by fire, pi, yarn and the randomised pool."""
+    """Longest sequence in training; read by fire, pi, yarn and the randomised pool."""
     model_dim: int
-    """Width of the token embeddings; read by the encodings that act there."""
+    """Width of the token embeddings; read by encodings that use embeddings or features."""
 
 
 class Pieces(NamedTuple):
-    """A piecewise linear function of one number for every head: ``slopes[p] * u + levels[p]`` for u above
-    ``kinks[p - 1]`` and up to ``kinks[p]``."""
+    """A piecewise linear function of one number u for every head: ``slopes[p] * u + levels[p]`` where ``kinks[p - 1] <
+    u <= kinks[p]``."""
 
     kinks: Float[Tensor, " w"]
     """Ascending."""
@@ -82,7 +82,8 @@ class Pieces(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Ramp:
-    """B as a piecewise linear function of one number per cell, a product of one of its lag and one of its row."""
+    """B as a piecewise linear function of one number per cell, the product of a number of its lag and one of its
+    row."""
 
     at: Callable[..., Float[Tensor, "*s"]]
     """``at(lag, causal=...)``: the number of a lag."""
@@ -90,27 +91,27 @@ class Ramp:
     """The numbers of a grid's rows."""
     pieces: Callable[[], Pieces]
     kinks: int
-    """How many."""
+    """The number of kinks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BiasSource:
-    """Where B comes from."""
+    """How B is computed."""
 
     module: nn.Module
     """Holds every parameter that B depends on."""
     on: Callable[[Any, Grid], Float[Tensor, "*b h q k"]]
-    """``on(module, grid)``; the module is an argument because the backward pass evaluates a copy of it."""
+    """``on(module, grid)``. The module is an argument because the backward pass calls it with a copy."""
     at: Callable[..., Float[Tensor, "h *s"]] | None = None
     """``at(lag, causal=...)`` if B depends on the lag alone, so that a table over lags replaces the matrix."""
     ramp: Ramp | None = None
-    """If B depends on the row too, but only by a factor of what its pieces read."""
+    """If B is a piecewise linear function of a number of the lag times a number of the row."""
 
 
 class Separable(NamedTuple):
-    """A bias that is a number of the query plus one of the key, ``rows[..., i] + keys[..., j]``, for every head.
-    Content may enter both: gates c_i - c_j are ``Separable(c, -c)``. Never a matrix in the memory-lean
-    implementations."""
+    """A bias that is a number of the query plus a number of the key, ``rows[..., i] + keys[..., j]``, for every head.
+    Both may depend on content: gates c_i - c_j are ``Separable(c, -c)``. The memory-lean implementations never hold
+    the matrix."""
 
     rows: Float[Tensor, "#b h q"]
     keys: Float[Tensor, "#b h k"]
@@ -121,7 +122,7 @@ class Separable(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """f of DAPE, its first layer split by what it reads: ``w2 . leaky(wa . A + wb . B + b1) + b2``."""
+    """f of DAPE, with the first layer split by its inputs: ``w2 . leaky(wa . A + wb . B + b1) + b2``."""
 
     wa: Float[Tensor, "D h"]
     wb: Float[Tensor, "D h"] | None
@@ -132,15 +133,15 @@ class Mix:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreForm:
-    """Logits in closed form, ``A + B + f(A, B)``, where B, its place in the sum, and f may each be absent.
+    """Logits in closed form, ``A + B + f(A, B)``. B, its term in the sum, and f may each be absent.
 
-    An operator that knows nothing about encodings can compute this without ever holding a whole matrix, and return
-    exact gradients; whatever cannot be written so gets whole rows instead.
+    An operator that does not know the encoding can compute this form, with exact gradients, without holding a whole
+    matrix. An encoding without such a form is called with whole rows instead.
     """
 
     source: BiasSource | None = None
     separable: Separable | Callable[[Grid], Separable] | None = None
-    """Part of B, beside what comes from ``source``: both wherever B stands. A function if it is made of features."""
+    """Added to what ``source`` gives; B is their sum. A function if it depends on features."""
     adds_bias: bool = True
     mix: Mix | None = None
 
@@ -155,22 +156,22 @@ class PositionalEncoding(nn.Module, ABC):
 
     supports_bidirectional: bool = True
     reads_hidden_columns: bool = False
-    """A row's logits change with the number of keys beyond its last visible one, so blocks must keep all keys."""
+    """The logits of a row depend on the number of keys after its last visible one, so blocks of rows need all keys."""
 
     absolute: bool = False
-    """``rotate`` is not undone by shifting all positions: it reads more than distances."""
+    """``rotate`` depends on more than distances: shifting all positions changes the scores."""
 
     _precision: Tensor
 
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__()
         self.dims = dims
-        # Follows .double()/.bfloat16() like a parameter would, so that parameter-free encodings know the wanted dtype.
+        # .double() and .bfloat16() convert this buffer, so that an encoding without parameters knows the dtype too.
         self.register_buffer("_precision", torch.empty(0), persistent=False)
 
     @property
     def precision(self) -> torch.dtype:
-        """The dtype positions are evaluated in: float64 after ``.double()``, else float32."""
+        """The dtype of computations on positions: float64 after ``.double()``, else float32."""
         return accumulation_dtype(self._precision.dtype)
 
     def embed(self, x: Float[Tensor, "*b t m"], positions: Int[Tensor, "*#b t"]) -> Float[Tensor, "*b t m"]:
@@ -183,10 +184,11 @@ class PositionalEncoding(nn.Module, ABC):
         past: Float[Tensor, "b n"] | None = None,
         padding: Bool[Tensor, "b t"] | None = None,
     ) -> Float[Tensor, "b t n"] | None:
-        """Numbers of every token that ``rotate`` and ``logits`` read, or None; made of what enters the attention layer.
+        """Numbers of every token for ``rotate`` and ``logits``, computed from the input of the attention layer, or
+        None.
 
-        ``past`` are those of the token before the first one, if there is one: sums along the text go on from them.
-        ``padding`` is True at tokens that are none.
+        ``past`` are the features of the token before the first one, so that sums along the text can continue.
+        ``padding`` is True at padding.
         """
         return None
 
@@ -211,17 +213,19 @@ class PositionalEncoding(nn.Module, ABC):
         k: Float[Tensor, "*b g k d"],
         grid: Grid,
     ) -> Float[Tensor, "*b h q k"]:
-        """Scaled scores in, logits out. The caller masks afterwards; a hook must not let hidden keys leak.
+        """The logits of scaled scores. The caller masks them afterwards. A visible cell's logit must not depend on
+        hidden keys.
 
-        Scores are in float32 or better; q and k keep the dtype of the model, and k may have fewer heads
-        (:func:`share_heads` repeats them). ``grid.visible()`` says which cells count: no head axis, None for all.
+        Scores are in float32 or float64; q and k keep the dtype of the model, and k may have fewer heads
+        (:func:`share_heads` repeats them). ``grid.visible()`` is True at visible cells, without head axis; None if all
+        are visible.
         """
         return scores
 
     def terms(
         self, scores: Float[Tensor, "*b h q k"], grid: Grid
     ) -> tuple[Float[Tensor, "*b h q k"] | None, Float[Tensor, "*b h q k"] | None]:
-        """B and f(A, B) as they enter the logits, None for what the encoding does not have: for looking at them."""
+        """B and f(A, B) as they are added to the logits, for plots and measurements; None for absent ones."""
         return None, None
 
     def score_form(self) -> ScoreForm | None:
@@ -229,26 +233,26 @@ class PositionalEncoding(nn.Module, ABC):
         return ScoreForm() if type(self).logits is PositionalEncoding.logits else None
 
     def row_form(self) -> RowForm | None:
-        """Where there is no such form: another one that kernels know, or None."""
+        """Another closed form that kernels know, if ``score_form`` is None; or None."""
         return None
 
     def sinks(self) -> Float[Tensor, " h"] | None:
-        """Logits of a column that every head has beside its keys, without value; None if there is none."""
+        """The logit of each head's sink, a column without a value beside the keys; None without sinks."""
         return None
 
     def settle(self, grid: Grid) -> tuple["PositionalEncoding", Grid]:
-        """Called once at the start of an attention call: the encoding and the grid to compute with."""
+        """The encoding and the grid to compute with. Called once at the start of an attention call."""
         return self, grid
 
     def project_(self) -> None:
-        """Put constrained parameters back into their range; training calls this after every optimizer step."""
+        """Clamp constrained parameters to their range. Training calls this after every optimizer step."""
         for child in self.children():
             if isinstance(child, PositionalEncoding):
                 child.project_()
 
     @classmethod
     def allows_dape(cls) -> bool:
-        """Whether DAPE may be put on top: on encodings that add a bias or leave logits and embeddings alone."""
+        """Whether DAPE may wrap this encoding: it adds a bias, or changes neither logits nor embeddings."""
         kept = (PositionalEncoding.logits, AdditiveBias.logits)
         return cls.embed is PositionalEncoding.embed and cls.logits in kept
 
@@ -259,8 +263,8 @@ class PositionalEncoding(nn.Module, ABC):
 
 
 class AdditiveBias(PositionalEncoding):
-    """Logits = scores + B, where B depends on positions and perhaps features, but never on queries and keys. Implement
-    ``bias_on``."""
+    """Logits = scores + B, where B depends on positions, possibly on features, but not on queries and keys. Subclasses
+    implement ``bias_on``."""
 
     @abstractmethod
     def bias_on(self, grid: Grid) -> Float[Tensor, "*b h q k"]:
@@ -269,7 +273,7 @@ class AdditiveBias(PositionalEncoding):
     def bias(
         self, q_pos: Int[Tensor, "*b q"], k_pos: Int[Tensor, "*b k"], *, causal: bool = True
     ) -> Float[Tensor, "*b h q k"]:
-        """B for queries and keys at the given positions; hidden cells of a causal bias hold no meaning."""
+        """B for queries and keys at the given positions; the values at cells that a causal mask hides are arbitrary."""
         require_features(self, given=False)
         return self.bias_on(Grid.at(q_pos, k_pos, causal=causal))
 
@@ -291,17 +295,17 @@ class AdditiveBias(PositionalEncoding):
         return BiasSource(module=self, on=type(self).bias_on)
 
     def score_form(self) -> ScoreForm | None:
-        """None for a B of features, which has whole rows unless it is separable and says so here."""
+        """None if B depends on features; an encoding whose B is separable overrides this."""
         known = type(self).logits is AdditiveBias.logits and not self.needs_features
         return ScoreForm(source=self.source()) if known else None
 
 
 class RelativeBias(AdditiveBias):
-    """An additive bias that depends on the lag i - j alone. Implement ``bias_at``."""
+    """An additive bias that depends on the lag i - j alone. Subclasses implement ``bias_at``."""
 
     @abstractmethod
     def bias_at(self, lag: Int[Tensor, "*s"], *, causal: bool) -> Float[Tensor, "h *s"]:
-        """B at each lag, heads first. In the causal form negative lags are hidden; any finite value will do."""
+        """B at each lag, heads first. If ``causal``, negative lags are hidden, and their values must only be finite."""
 
     def bias_on(self, grid: Grid) -> Float[Tensor, "*b h q k"]:
         return self.bias_at(grid.lag(), causal=grid.causal).movedim(0, -3)
@@ -312,8 +316,8 @@ class RelativeBias(AdditiveBias):
 
 
 def closed_form(pe: PositionalEncoding) -> ScoreForm | None:
-    """``pe.score_form()`` for an operator that evaluates it as often and as rarely as it likes: None where somebody put
-    a hook, a ``forward`` of their own or dropout into the encoding, which expect the layers to be called."""
+    """``pe.score_form()``, or None if a layer of the encoding has a hook, another ``forward`` or dropout: those need
+    the layer to be called once per forward pass, and operators read its weights instead."""
     return pe.score_form() if _may_be_read(pe) else None
 
 
@@ -331,7 +335,8 @@ def _may_be_read(pe: PositionalEncoding) -> bool:
 
 
 def check_intact(pe: PositionalEncoding) -> None:
-    """Refuse what was put on an encoding and cannot act there. An encoding around another keeps it as ``base``."""
+    """Raise an error for hooks and wrappers on an encoding, which would never run. An encoding around another one keeps
+    it as ``base``."""
     for name, module in pe.named_modules():
         if not isinstance(module, PositionalEncoding):
             continue
@@ -349,7 +354,7 @@ def check_intact(pe: PositionalEncoding) -> None:
 
 
 def require_encoding(module: object, what: str) -> PositionalEncoding:
-    """``module`` itself, or an error that names what stands in its place."""
+    """``module`` if it is an encoding. Raises TypeError with the type of what was found instead."""
     if not isinstance(module, PositionalEncoding):
         raise TypeError(
             f"{what} must be a positional encoding, as dape.build(name, ...) gives; got {type(module).__name__}. A "
@@ -360,7 +365,7 @@ def require_encoding(module: object, what: str) -> PositionalEncoding:
 
 
 def require_features(pe: PositionalEncoding, *, given: bool) -> None:
-    """An encoding that reads features has to be given them, and no other can use any."""
+    """Raise ValueError if an encoding that reads features was given none, or any other encoding was given some."""
     if pe.needs_features and not given:
         raise ValueError(
             f"{_named(pe)} reads features of every token, and none were given. Pass features=pe.features(x) to "
@@ -372,35 +377,36 @@ def require_features(pe: PositionalEncoding, *, given: bool) -> None:
 
 
 def _named(pe: PositionalEncoding) -> str:
-    """The innermost encoding, which the others are put around."""
+    """The class name of the innermost encoding."""
     base = pe._modules.get("base")
     return _named(base) if isinstance(base, PositionalEncoding) else type(pe).__name__
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Positions, f and softmax are computed in float32, or in float64 when the input already is."""
+    """The dtype of computations on positions, of f and of the softmax: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def accurate(x: Tensor) -> Tensor:
-    """``x`` in at least float32: half-precision parameters must not round positions (bf16 is exact only to 256)."""
+    """``x`` in float32 or float64, because half precision would round positions (bfloat16 is exact only up to 256)."""
     return x.to(accumulation_dtype(x.dtype))
 
 
 def column(x: Float[Tensor, " h"], like: Tensor) -> Float[Tensor, "h *ones"]:
-    """One accurate value per head, ready to broadcast against ``like`` of any shape, heads in front."""
+    """One value per head, in float32 or float64, with an axis of size 1 for each axis of ``like``."""
     return accurate(x).view(-1, *(1,) * like.dim())
 
 
 def asymmetric_distance(
     lag: Int[Tensor, "*s"], *, causal: bool, form: BidirectionalForm, dtype: torch.dtype
 ) -> Float[Tensor, "*s"]:
-    """How far away a key counts as being.
+    """The distance of a key as a bias reads it.
 
-    Causal: the lag, and 0 for hidden keys. Bidirectional ``past_bonus``: past keys are half a step nearer, which breaks
-    the symmetry between left and right (DeepMind's ALiBi); ``symmetric``: the plain distance; ``tril``: as causal.
+    Causal: the lag, and 0 for hidden keys. Bidirectional: with ``past_bonus``, |lag|, less half a step for past keys,
+    which breaks the symmetry between left and right (DeepMind's ALiBi); with ``symmetric``, |lag|; with ``tril``, as
+    causal.
     """
-    lag = lag.long()  # the largest distance of a narrower type has no negative
+    lag = lag.long()  # in a narrower type, the negative of the smallest number overflows
     if causal or form == "tril":
         return lag.clamp(min=0).to(dtype)
     distance = lag.abs().to(dtype)
@@ -416,7 +422,7 @@ def share_heads(x: Float[Tensor, "*b g k d"], num_heads: int) -> Float[Tensor, "
 
 
 def require_count(what: str, value: Any) -> int:
-    """``value`` as an int of at least 1, or an error that names it."""
+    """``value`` as an int. Raises ValueError if it is not a whole number of at least 1."""
     try:
         count = index(value)
     except TypeError:
@@ -433,18 +439,18 @@ def require_positive(what: str, value: Any) -> float:
 
 
 def require_choice(what: str, value: Any, choices: Any) -> Any:
-    """``choices`` is the ``Literal`` the value must be one of."""
+    """``value`` if it is in ``choices``, a ``Literal``. Raises ValueError otherwise."""
     if value not in get_args(choices):
         raise ValueError(f"{what}={value!r} is not possible; choose one of {', '.join(map(repr, get_args(choices)))}")
     return value
 
 
 def encodings_in(module: nn.Module) -> list[PositionalEncoding]:
-    """All encodings inside, those inside others included."""
+    """All encodings in a module, including those inside other encodings."""
     return [part for part in module.modules() if isinstance(part, PositionalEncoding)]
 
 
 def project_(module: nn.Module) -> None:
-    """Put constrained parameters of all encodings inside back into their range; call after every optimizer step."""
+    """Clamp constrained parameters of all encodings in a module to their range. Call it after every optimizer step."""
     for pe in encodings_in(module):
         pe.project_()

@@ -1,4 +1,4 @@
-"""``build``: from a name and options to a module."""
+"""``build`` makes an encoding from its name and options."""
 
 import difflib
 import inspect
@@ -72,8 +72,8 @@ def build(
 
 
 def options_of(encoding: type[PositionalEncoding]) -> dict[str, inspect.Parameter]:
-    """The keyword options of an encoding, read off its constructor: those it names, and those of its parent that
-    ``**options: Unpack[...]`` says it hands on."""
+    """The keyword options of an encoding's constructor: its own keyword arguments, and those of its parent that are
+    listed in ``**options: Unpack[...]``."""
     parameters = inspect.signature(encoding.__init__).parameters.values()
     named = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "draw"}
     handed_on = [p.annotation for p in parameters if p.kind is p.VAR_KEYWORD and get_origin(p.annotation) is Unpack]
@@ -87,7 +87,7 @@ def options_of(encoding: type[PositionalEncoding]) -> dict[str, inspect.Paramete
 def _share_options(
     name: str, parts: list[type[PositionalEncoding]], options: dict[str, Any]
 ) -> dict[type[PositionalEncoding], dict[str, Any]]:
-    """Give every option to the outermost part that knows it."""
+    """Assign every option to the outermost part that has it."""
     shares: dict[type[PositionalEncoding], dict[str, Any]] = {part: {} for part in parts}
     known = {option for part in parts for option in options_of(part)}
     for option, value in options.items():

@@ -1,9 +1,9 @@
-"""CoPE (Golovneva et al., 2024): positions are counted in content.
+"""CoPE (Golovneva et al., 2024): the position of a key is a count of gates that depend on content.
 
 gate g_ij = sigmoid(A_ij) for visible keys, else 0;   p_ij = min( sum_{t=j..i} g_it, npos - 1 );
 with z_i = q_i E, E a (d, npos) table shared by the heads:   logit = A_ij + z_i interpolated at p_ij.
 
-Gates see scaled scores; q E is not divided by sqrt(d). Causal only: counting starts at the query and goes back.
+Gates read scaled scores; q E is not divided by sqrt(d). Causal only: counting starts at the query and goes back.
 """
 
 import torch
@@ -25,7 +25,7 @@ class Cope(PositionalEncoding):
         self.table = nn.Parameter(torch.zeros(dims.head_dim, npos))
 
     def count(self, scores: Float[Tensor, "*b h q k"], grid: Grid) -> Float[Tensor, "*b h q k"]:
-        """p_ij: how much gate mass lies between key j and the query, both included."""
+        """p_ij: the sum of the gates from key j to the query, both included."""
         gates = scores.sigmoid()
         visible = grid.visible()
         if visible is not None:
@@ -43,7 +43,7 @@ class Cope(PositionalEncoding):
         low = position.floor()
         weight = position - low
         z = q.to(scores.dtype) @ accurate(self.table).to(scores.dtype)
-        # Non-finite scores must come out non-finite, not as an index outside of the table.
+        # Non-finite scores must give non-finite logits, and not an index outside of the table.
         below, above = (z.gather(-1, p.nan_to_num().long()) for p in (low, position.ceil()))
         return scores + weight * above + (1 - weight) * below
 

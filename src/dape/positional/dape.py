@@ -1,4 +1,4 @@
-"""DAPE (Zheng et al., NeurIPS 2024): let the content decide what position means.
+"""DAPE (Zheng et al., NeurIPS 2024): a positional bias that adapts to the content of a query and a key.
 
 At every (i, j), across heads, with A the scaled scores and B the bias of any base encoding,
 f(x) = W2 leaky(W1 x + b1) + b2   and
@@ -10,7 +10,7 @@ bias_only         logits = A + B + f(B)             the ablation: adaptive in po
 bias_map          logits = A + f(B)                 the same without B itself; static, so as fast as a bias
 a base without bias (nope, rope, pi, yarn):   logits = A + f(A)
 
-f sees scaled, unmasked scores; it acts on one (i, j) at a time, so masking afterwards is exact.
+f reads scaled scores before masking. It reads one (i, j) at a time, so masking afterwards is exact.
 """
 
 from abc import abstractmethod
@@ -62,7 +62,7 @@ class HeadMixer(nn.Module):
         return across_heads(self.second, hidden)
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """W1, b1, W2 and b2, if f is nothing else."""
+        """W1, b1, W2 and b2; None if f computes anything else, for instance because of a hook."""
         if not (is_plain(self.first, Affine) and is_plain(self.second, Affine)):
             return None
         b1, b2 = self.first.bias, self.second.bias
@@ -72,7 +72,7 @@ class HeadMixer(nn.Module):
 
 
 class DapeWrapper(Around):
-    """What DAPE and DAPE-v2 share: a base encoding whose rotation and bias are used, and whose hooks are kept."""
+    """The base class of DAPE and DAPE-v2: keeps the hooks of its base encoding, and gives f its bias."""
 
     def __init__(self, dims: AttentionDims, base: PositionalEncoding) -> None:
         if not (isinstance(base, PositionalEncoding) and base.allows_dape()):
@@ -180,7 +180,7 @@ class Dape(DapeWrapper):
         return replace(base, adds_bias=self._keeps_bias, mix=mix)
 
     def adapted_bias_on(self, grid: Grid) -> Float[Tensor, "*b h q k"]:
-        """B + f(B), or f(B) alone: again a bias that no content enters."""
+        """B + f(B), or f(B) alone: an additive bias that does not depend on content."""
         bias = self.base_bias(grid)
         assert bias is not None
         return self._adapted(bias)
@@ -203,8 +203,9 @@ class Dape(DapeWrapper):
 class DapeV2(DapeWrapper):
     """DAPE-v2: f becomes two convolutions over 1 x ``kernel`` neighbouring keys of the same query.
 
-    Hidden keys are zeroed before the first convolution. ``mask_hidden`` zeroes them again between the two, so that a
-    row does not depend on how many keys follow it (needed for caching); without it the computation is the authors'.
+    Scores of hidden keys are set to 0 before the first convolution. With ``mask_hidden``, hidden units of hidden keys
+    are set to 0 too, so that a row does not depend on the number of keys after it, as caching requires. Without it, the
+    computation is that of the authors' program.
     """
 
     def __init__(
@@ -252,7 +253,7 @@ class DapeV2(DapeWrapper):
         return layer(x.flatten(0, -4)).unflatten(0, x.shape[:-3])
 
     def row_form(self) -> KeyConvolution | None:
-        """None where B depends on more than the lag, and for the authors' computation: its rows see hidden keys."""
+        """None if B depends on more than the lag, or without ``mask_hidden``, where rows depend on hidden keys."""
         base, layers = self.base.score_form(), (self.first, self.second)
         bias = None if base is None or base.source is None else base.source.at
         known = base is not None and self.has_bias == (bias is not None) and type(self).logits is DapeV2.logits

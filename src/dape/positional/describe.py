@@ -1,4 +1,4 @@
-"""What can be read off an encoding class: used to register third-party encodings and to test the catalogue."""
+"""Catalogue entries from encoding classes, to register encodings of other packages and to test the catalogue."""
 
 import inspect
 

@@ -1,12 +1,12 @@
 """FIRE (Li et al., 2024):   b(i, j) = MLP( psi(i - j) / (psi(max(L, i)) + eps) ),   psi(x) = log(|c x| + 1).
 
-c (from 0.1) and the multiplier of L are learned; MLP: 1 -> width -> heads. L starts at the training length: the paper
-does not give it and the released files contradict each other (512, 64, 256), so write the value down with results.
-The input of the MLP stays within [0, 1] however long the sequence is. The bias of a lag changes with i, so no table
-over lags exists. Bidirectional: distances as in ALiBi's and Kerple's bidirectional form, i replaced by the largest
-distance of the row.
+c (initially 0.1) and the multiplier of L are learned; MLP: 1 -> width -> heads. L is the training length unless given.
+The paper does not give L, and the released files contradict each other (512, 64, 256), so report the value with
+results. The input of the MLP is in [0, 1] for any length. The bias of a lag changes with i, so that no table over lags
+exists. Bidirectional: distances are those of ALiBi's and Kerple's bidirectional form, and the largest distance of the
+row replaces i.
 
-In the authors' program the activation is ReLU for FIRE alone and LeakyReLU inside DAPE; so here.
+As in the authors' program, the activation is ReLU for FIRE alone and LeakyReLU inside DAPE.
 """
 
 import math
@@ -61,7 +61,7 @@ class Fire(AdditiveBias):
 
     @classmethod
     def defaults_inside_dape(cls, hidden: int) -> dict[str, Any]:
-        # One setting serves both widths in the authors' program, so a sweep of DAPE's width moves FIRE's too.
+        # In the authors' program one setting is both widths, so a sweep over DAPE's width changes FIRE's too.
         return {"activation": "leaky_relu", "mlp_width": hidden}
 
     def normalised_distance(self, grid: Grid) -> Float[Tensor, "*b q k"]:
@@ -84,8 +84,8 @@ class Fire(AdditiveBias):
     def _distance(self, lag: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
         return asymmetric_distance(lag, causal=causal, form=self.bidirectional, dtype=dtype)
 
-    # The same as a function of one number: the perceptron is linear between the points where a unit changes its slope.
-    # Of tables as small as these float64 costs nothing.
+    # The perceptron as a piecewise linear function of its one input: it is linear between the points where a unit
+    # changes its slope. The tables are small, so float64 costs no time.
 
     def source(self) -> BiasSource:
         own = type(self).bias_on is Fire.bias_on and type(self).normalised_distance is Fire.normalised_distance
@@ -113,10 +113,10 @@ class Fire(AdditiveBias):
 def _units(
     w1: Float[Tensor, " w"], b1: Float[Tensor, " w"], below: float, precision: torch.dtype
 ) -> tuple[Float[Tensor, " w"], Float[Tensor, "p w"]]:
-    """Where units change their slope, and the slope of every unit in every piece."""
+    """The points where units change their slope, and the slope of every unit in every piece."""
     low, never = (torch.full_like(w1, x, dtype=precision) for x in (-math.inf, math.inf))
     at = (-b1 / w1).to(precision)
-    # A unit is steep above 0 and not at 0: one that falls is no longer so at its kink, which ends the piece before.
+    # A unit is steep above 0, not at 0. With w1 < 0 it is flat at -b1 / w1 already, so its kink is the number before.
     at = torch.where(w1 == 0, never, torch.where(w1 < 0, at.nextafter(low), at))
     kinks, order = at.sort(stable=True)
     passed = torch.arange(len(w1) + 1, device=w1.device).unsqueeze(1) > order.argsort()

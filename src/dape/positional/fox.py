@@ -1,11 +1,12 @@
-"""Forgetting Transformer (Lin et al., ICLR 2025), a data-dependent ALiBi: tokens say how much of the past is forgotten.
+"""Forgetting Transformer (Lin et al., ICLR 2025), an ALiBi whose slopes depend on content through forget gates.
 
-f_t = sigmoid(w x_t + b) for every head, x_t what enters the attention layer;   c_t = log f_1 + ... + log f_t,
+f_t = sigmoid(w x_t + b) for every head, x_t the input of the attention layer;   c_t = log f_1 + ... + log f_t,
 b(i, j) = c_i - c_j = log f_{j+1} + ... + log f_i.
 
-The authors' three gates: ``full`` is the above. ``bias``: f = sigmoid(b), learned, without content; ``fixed``: not
-learned. Both are ALiBi with other slopes, (i - j) log f. They start at decay times T = -1 / log f that grow evenly in
-the logarithm from ``shortest`` to ``longest`` tokens over the heads. Causal only: the future is not forgotten.
+The authors have three gates. ``full`` is the gate above. ``bias`` is f = sigmoid(b), learned, without content.
+``fixed`` is the same, not learned. The last two are ALiBi with other slopes, (i - j) log f. Over the heads, the initial
+decay times T = -1 / log f go from ``shortest`` to ``longest`` tokens, evenly in the logarithm. Causal only: there is no
+gate for future tokens.
 """
 
 import math
@@ -35,7 +36,7 @@ from dape.positional.layers import Affine
 
 Gate = Literal["full", "bias", "fixed"]
 STD = 0.02
-"""Of w at the start, where b is 0, as in the authors' program."""
+"""Standard deviation of the initial w, as in the authors' program; the initial b is 0."""
 
 
 class Fox(AdditiveBias):
@@ -67,7 +68,7 @@ class Fox(AdditiveBias):
         past: Float[Tensor, "b h"] | None = None,
         padding: Bool[Tensor, "b t"] | None = None,
     ) -> Float[Tensor, "b t h"] | None:
-        """c of every token. In float64: it grows with the text, and only differences count."""
+        """c of every token. In float64, because c grows with the text, and only its differences enter the logits."""
         if self.gate != "full":
             return None
         with without_autocast(x.device):
@@ -88,7 +89,7 @@ class Fox(AdditiveBias):
         return self.bias_at(grid.lag(), causal=True).movedim(0, -3)
 
     def bias_at(self, lag: Int[Tensor, "*s"], *, causal: bool) -> Float[Tensor, "h *s"]:
-        """Of the gates without content."""
+        """B of the gates without content."""
         log_f = (
             nn.functional.logsigmoid(accurate(self.b)) if self.gate == "bias" else -1 / self._decay_times(lag.device)
         )

@@ -1,4 +1,5 @@
-"""A bias that fades in: B times one learnable number per head, 0 at the start, so that nothing changes at first."""
+"""A bias that an adapter adds to a trained model: B times one learnable number per head. The numbers are initially 0,
+so that the model is unchanged before training."""
 
 from dataclasses import replace
 

@@ -1,12 +1,11 @@
-"""Which positions one attention call covers, and how they are read.
+"""The positions of one attention call, and how encodings read them.
 
-A :class:`Grid` is the query x key plane of a call: positions of the rows, positions of the columns, whether the
-future is hidden, which keys are padding, which tokens belong to which document, the tokens' features for encodings that
-read any, and (optionally) a randomised :class:`Draw` through which positions or lags are read. Every hook receives a
-grid and never a length, so the whole matrix, one block of rows, one decoding step and a left-padded batch are the same
-code in every encoding.
+A :class:`Grid` describes the cells (query, key) of a call: positions of the rows and of the columns, whether a causal
+mask applies, which keys are padding, the document of each token, the tokens' features for encodings that read any, and
+(optionally) a randomised :class:`Draw` that replaces positions or lags. Every hook gets a grid and never a length, so
+that an encoding has the same code for the whole matrix, a block of rows, a decoding step and a left-padded batch.
 
-*Order* (what is visible) always follows the true positions; only what an encoding *reads* goes through the draw.
+Visibility always follows the true positions. The draw changes only what an encoding reads.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ RowIndex = slice | Int[Tensor, " r"]
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The queries and keys of one attention call: where they stand and what they may see."""
+    """The positions of queries and keys of one attention call, and which keys a query sees."""
 
     q_index: Int[Tensor, "*b q"]
     """True position of every query row."""
@@ -39,7 +38,7 @@ class Grid:
     k_document: Int[Tensor, "*b k"] | None = None
     draw: Draw | None = None
     q_features: Float[Tensor, "*b q n"] | None = None
-    """As :meth:`PositionalEncoding.features` made them, of the queries and of the keys."""
+    """Results of :meth:`PositionalEncoding.features` for the queries and for the keys."""
     k_features: Float[Tensor, "*b k n"] | None = None
 
     def __post_init__(self) -> None:
@@ -54,7 +53,7 @@ class Grid:
 
     @staticmethod
     def at(q_pos: Int[Tensor, "*b q"], k_pos: Int[Tensor, "*b k"], *, causal: bool) -> "Grid":
-        """Given positions, of which nothing else is known."""
+        """A grid of given positions."""
         return Grid(q_index=as_positions("q_pos", q_pos), k_index=as_positions("k_pos", k_pos), causal=causal)
 
     # What encodings read ---------------------------------------------------------------------------------------------
@@ -77,7 +76,7 @@ class Grid:
     def extreme_lags(self) -> tuple[Int[Tensor, "*b q"], Int[Tensor, "*b q"]]:
         """Per row, the lag of its farthest past key and of its farthest future key.
 
-        A causal row reaches back to position 0 whether or not that key is still in the cache, and never forward.
+        With a causal mask, the farthest past key is position 0, even if that key is no longer in the cache.
         """
         if self.causal:
             return self.read_lag(self.q_index), self.read_lag(torch.zeros_like(self.q_index))
@@ -85,13 +84,13 @@ class Grid:
         return self.read_lag(self.q_index - first), self.read_lag(self.q_index - last)
 
     def longest(self) -> tuple[Int[Tensor, "*b #q"], Int[Tensor, "*b #k"]]:
-        """For every query and every key, the largest position in its own document, as it is read."""
+        """For every query and every key, the largest position in its document, as encodings read it."""
         ends = (self._key_extremes(document)[1] for document in (self.q_document, self.k_document))
         q_end, k_end = (end if self.draw is None else self.draw.position(end) for end in ends)
         return q_end, k_end
 
     def _key_extremes(self, document: Int[Tensor, "*b t"] | None) -> tuple[Int[Tensor, "*b #t"], Int[Tensor, "*b #t"]]:
-        """Smallest and largest position among the keys of each token's document; padding does not count."""
+        """Smallest and largest position among the keys of each token's document, without padding."""
         low = high = self.k_index
         if self.key_padding_mask is not None:
             low = torch.where(self.key_padding_mask, torch.iinfo(low.dtype).max, low)
@@ -125,9 +124,9 @@ class Grid:
     def lag_table(self) -> tuple[Int[Tensor, " n"], Int[Tensor, "*b q k"]]:
         """Every lag of the grid once, and for each cell the index of its lag in that list.
 
-        For consecutive positions the list has q + k - 1 entries and nothing depends on values, so that one compiled
-        graph serves all lengths. Otherwise it is the range between the extreme lags, or what is left of it where that
-        is longer than the cells are many: a gap in the positions may be of any length.
+        For consecutive positions the list has q + k - 1 entries and does not depend on values, so that one compiled
+        graph serves all lengths. Otherwise it is the range between the extreme lags; or, if a gap in the positions
+        makes this range longer than the number of cells, only the lags that occur.
         """
         true_lag = self.q_index.unsqueeze(-1) - self.k_index.unsqueeze(-2)
         q, k = true_lag.shape[-2:]
@@ -147,7 +146,7 @@ class Grid:
     # What is visible -------------------------------------------------------------------------------------------------
 
     def visible(self) -> Bool[Tensor, "*b #q k"] | None:
-        """True where a query may look at a key; None when everything may be seen. Never depends on heads."""
+        """True where a query sees a key; None if every query sees every key. The same for all heads."""
         conditions = []
         if self.causal:
             conditions.append(self.q_index.unsqueeze(-1) >= self.k_index.unsqueeze(-2))
@@ -165,7 +164,7 @@ class Grid:
     # Parts of a grid -------------------------------------------------------------------------------------------------
 
     def rows(self, index: RowIndex) -> "Grid":
-        """The same keys seen by some of the queries."""
+        """The grid of some of the queries and all keys."""
         offset = None
         if self.offset is not None and isinstance(index, slice) and index.step in (None, 1):
             offset = self.offset + index.indices(self.q_index.shape[-1])[0]
@@ -184,7 +183,7 @@ class Grid:
         return all(x is None or x.dim() == 1 for x in fields_)
 
     def items(self, start: int, stop: int) -> "Grid":
-        """The grid of some batch items; what all items share stays shared."""
+        """The grid of some batch items; tensors that all items share are kept."""
 
         def of_batch(x: Tensor | None, shared: int = 1) -> Tensor | None:
             return x if x is None or x.dim() == shared else x[start:stop]
@@ -204,7 +203,7 @@ class Grid:
         )
 
     def first_keys(self, count: int) -> "Grid":
-        """The same queries over the first ``count`` keys only. For causal grids, where later keys are hidden."""
+        """The grid of all queries and the first ``count`` keys, for causal grids that hide the later keys."""
         padding = self.key_padding_mask
         return replace(
             self,

@@ -1,7 +1,7 @@
-"""Inkling's relative positions (Thinking Machines, 2026): what each token says about distances.
+"""Inkling's relative positions (Thinking Machines, 2026): a bias over lags that depends on the query's token.
 
-r_i = W_r x_i for every head, ``rank`` numbers made of what enters the attention layer; P (rank, extent) is shared by
-the heads:   logits = tau_i (A_ij + (r_i P)[i - j])   where i - j < extent, tau_i A_ij beyond,
+r_i = W_r x_i are ``rank`` numbers for every head, x_i the input of the attention layer; the heads share P (rank,
+extent): logits = tau_i (A_ij + (r_i P)[i - j])   where i - j < extent, tau_i A_ij at larger lags,
 tau_i = 1 + r ln(max(1, (i + 1) / L)),   r = ``log_rate``, L = ``log_floor``; extent and L are the training length
 unless given.
 """

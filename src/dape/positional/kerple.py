@@ -34,7 +34,7 @@ def kerple_log(
 def kerple_power(
     distance: Float[Tensor, "*s"], r1: Float[Tensor, "h *o"], r2: Float[Tensor, "h *o"]
 ) -> Float[Tensor, "h *s"]:
-    # d/d r2 of 0^r2 is 0, which torch's pow gets right in value and gradient.
+    # torch's pow gives the correct gradient 0 of 0^r2.
     return -r1 * distance**r2
 
 
@@ -73,6 +73,6 @@ class KerplePower(Kerple):
 
 
 def in_range(parameter: Float[Tensor, " h"], top: float | None) -> Float[Tensor, " h"]:
-    """The projected value with the gradient of the parameter itself, so that a value that an optimizer pushed out of
-    range is harmless and can still come back."""
+    """The clamped value with the gradient of the parameter itself. An optimizer step may leave the range; with the
+    gradient of ``clamp``, which is 0 there, the parameter could not return."""
     return parameter + (parameter.clamp(FLOOR, top) - parameter).detach()

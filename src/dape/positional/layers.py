@@ -1,8 +1,9 @@
 """The layers inside encodings: f of DAPE, FIRE's perceptron, the convolutions of DAPE-v2, the matrix of Transformer-XL.
 
-They compute in the precision of their input, whatever that of their weights. An :class:`Affine` has the parameters of
-an ``nn.Linear`` but is not one: programs that look for linear layers, to adapt or quantise them, mean layers that see
-each token. These see each pair of tokens and are small. A fast kernel computes them while nothing is around them.
+They compute in the precision of their input, not of their weights. An :class:`Affine` has the parameters of an
+``nn.Linear`` but is not one, so that programs that adapt or quantise linear layers leave it alone: they mean layers
+that are applied to tokens, and these small layers are applied to pairs of tokens. A fast kernel reads their weights
+unless a hook or wrapper needs them to be called.
 """
 
 import torch
@@ -14,7 +15,7 @@ from dape.positional.base import accurate
 
 
 class Affine(nn.Module):
-    """``x W' + b``; parameters, names and start are those of ``nn.Linear``."""
+    """``x W' + b``, with the parameters, names and initialisation of ``nn.Linear``."""
 
     weight: Tensor
     bias: Tensor | None
@@ -34,7 +35,7 @@ class Affine(nn.Module):
 
 
 class RowConvolution(nn.Conv2d):
-    """Over an odd number of neighbouring keys of the same query; as many keys out as in."""
+    """A convolution over an odd number of neighbouring keys of the same query, padded to keep the number of keys."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int) -> None:
         super().__init__(inputs, outputs, (1, kernel), padding=(0, kernel // 2))
@@ -48,10 +49,10 @@ def _in_precision_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Te
 
 
 def across_heads(layer: nn.Module, *inputs: Float[Tensor, "..."]) -> Float[Tensor, "*b o q k"]:
-    """The layer on [x; y; ...] along the head axis, the third from the end, at every (i, j).
+    """The layer applied to [x; y; ...] along the head axis, the third from the end, at every (i, j).
 
-    A plain layer is read instead of called: nothing is concatenated, as each input meets its own columns of the weight,
-    and heads stay in front of (q, k), the layout attention wants, without transposed copies.
+    A plain layer is not called: each input is multiplied by its columns of the weight. This needs no concatenation, and
+    no transposed copies, because the heads stay in front of (q, k).
     """
     if not (is_plain(layer, Affine) and isinstance(layer, Affine) and layer.bias is not None):
         batch = torch.broadcast_shapes(*(x.shape[:-3] for x in inputs))

@@ -1,4 +1,4 @@
-"""Learned absolute positions: x_p + E[p], E a table of ``max_positions`` rows. There is nothing beyond its last row."""
+"""Learned absolute positions: x_p + E[p], E a table of ``max_positions`` rows. Larger positions raise an error."""
 
 import torch
 from jaxtyping import Float, Int
@@ -8,7 +8,7 @@ from dape.positional.base import AttentionDims, PositionalEncoding, require_coun
 from dape.positional.positions import as_positions
 
 DEFAULT_ROWS = 2048
-"""The size the authors' configurations use; a longer training length raises it."""
+"""The size in the authors' configurations, used unless the training length is larger."""
 
 
 class Learned(PositionalEncoding):
@@ -24,7 +24,7 @@ class Learned(PositionalEncoding):
 
     def embed(self, x: Float[Tensor, "*b t m"], positions: Int[Tensor, "*#b t"]) -> Float[Tensor, "*b t m"]:
         positions = as_positions("positions", positions)
-        # Reading the largest position would break a compiled graph; there the lookup's own bounds check remains.
+        # Reading the largest position would break a compiled graph. There, the lookup itself checks bounds.
         if not torch.compiler.is_compiling() and positions.numel():
             low, high = int(positions.min()), int(positions.max())
             if low < 0 or high >= len(self.table):

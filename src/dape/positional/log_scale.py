@@ -1,5 +1,5 @@
-"""Scores that grow with the logarithm of the length, so that attention does not flatten as keys become more: ``logn-X``
-for any encoding X. A becomes s(n) A, where n = i + 1 keys are visible to query i (all keys, without causal mask):
+"""Scores that grow with the logarithm of the length, so that attention does not flatten with more keys: ``logn-X`` for
+any encoding X. A becomes s(n) A, where query i sees n = i + 1 keys (without causal mask, all keys):
 
 ssmax       s_h ln n                               s_h learned, 1 / ln(training length) at first (Nakanishi, 2025)
 clipped     max(1, ln n / ln L)                    L = ``log_floor`` tokens
@@ -7,8 +7,8 @@ llama4      1 + r ln(1 + floor(n / L))             r = ``log_rate``; L is 8192 t
 ministral   1 + r ln(1 + floor((n - 1) / L))
 inkling     1 + r ln(max(1, n / L))
 
-L is the training length unless ``log_floor`` is given (8192 for llama4), r is 0.1. The query is multiplied, so that f
-of DAPE reads s(n) A, and a bias stays as it is. n counts true positions, also under randomised ones.
+L is the training length unless ``log_floor`` is given (8192 for llama4), r is 0.1. The factor multiplies the query, so
+that f of DAPE reads s(n) A, and a bias is not scaled. n counts true positions, also with randomised positions.
 """
 
 import math

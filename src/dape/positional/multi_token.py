@@ -1,13 +1,13 @@
-"""Multi-token attention (Golovneva et al., 2025) over rope: a logit also reads the scores of keys and heads beside it.
+"""Multi-token attention (Golovneva et al., 2025) over rope: a logit also reads scores of neighbouring keys and heads.
 
 near_h(i, j)   = A_h(i, j) + sum_t theta_h[t] shown A_h(i, j + t),   t = -kernel // 2 ... kernel // 2
 logits_h(i, j) = near_h(i, j) + sum_g M_hg near_g(i, j),   g and h in the same group of ``group`` heads
 
-``shown`` is 0 at hidden cells, so that nothing of the future enters. theta (h, kernel) and M (h, group) are learned and
-0 at first: the paper's kernels are theta + 1 at the middle and M + 1 on the diagonal. Of the paper this is both
-convolutions before softmax, the first over keys alone (its c_q = 1). Over several queries it would need the scores of
-the rows before, and a hook has one row: neither blocks of rows nor a cache keep queries. The norm of each head's output
-belongs to the layer, not here.
+``shown`` is 0 at hidden cells, so that no future key enters. theta (h, kernel) and M (h, group) are learned and
+initially 0; the paper's kernels are theta + 1 at the middle and M + 1 on the diagonal. These are the paper's two
+convolutions before softmax, the first over keys alone (its c_q = 1). A convolution over queries would need the scores
+of earlier rows, but a hook has one row: blocks of rows and caches do not keep queries. The norm of each head's output
+belongs to the attention layer.
 """
 
 from typing import Unpack

@@ -1,9 +1,8 @@
-"""The parts of an encoding's name: ``randomized-dape-v2-kerple`` is Kerple under DAPE v2, through randomised positions,
+"""The parts of an encoding's name: ``randomized-dape-v2-kerple`` is DAPE v2 of Kerple with randomised positions,
 ``logn-rope`` is rope with scores that grow with the logarithm of the length, ``sink-rope`` has a sink in every head.
 
-In front of a name stand, in this order, ``randomized-``, the modifiers, and DAPE.
-
-No torch here. Whether such an encoding exists is the catalogue's business."""
+The order of prefixes is ``randomized-``, the modifiers, DAPE. This module does not import torch, and does not check
+whether an encoding exists: the catalogue does."""
 
 from dataclasses import dataclass, replace
 
@@ -31,12 +30,12 @@ class Name:
 
     @property
     def without_dape(self) -> str | None:
-        """The encoding that DAPE was put on; None if there is no DAPE."""
+        """The encoding inside DAPE; None without DAPE."""
         return str(replace(self, wrapper="")) if self.wrapper else None
 
 
 def base_of(name: str) -> str | None:
-    """The encoding that DAPE was put on: kerple for dape-kerple and dape-v2-kerple, None for what has no DAPE."""
+    """The encoding inside DAPE: kerple for dape-kerple and dape-v2-kerple; None without DAPE."""
     return parse(name).without_dape
 
 

@@ -1,15 +1,15 @@
-"""Randomised positions (Ruoss et al., 2023): train on short inputs, yet show the model large positions.
+"""Randomised positions (Ruoss et al., 2023): the model sees large positions while it trains on short inputs.
 
-Two families, because two kinds of encodings exist:
+There are two kinds of draws, for two kinds of encodings:
 
 * encodings that read *positions* (sinusoidal, learned, rope): position p becomes the p-th smallest of n distinct
   integers drawn from ``{0, ..., pool-1}``;
 * encodings that read *lags* (alibi, kerple, fire, transformer-xl, ...): distance 0 stays 0 and distance e > 0 becomes
-  the e-th smallest of n-1 distinct integers from ``{1, ..., pool-1}``, the same for every query. This is not the
-  distribution of differences of sampled positions; it is what DeepMind's program does.
+  the e-th smallest of n-1 distinct integers from ``{1, ..., pool-1}``, the same for every query. Differences of sampled
+  positions would have another distribution; DeepMind's program draws distances like this.
 
-A :class:`Draw` holds both tables. It is made outside of the encodings with an explicit generator and belongs to the
-caller: one draw per training step (or per layer), one draw for a whole generation.
+A :class:`Draw` holds both tables. The caller makes it with an explicit generator: one draw per training step (or per
+layer), one draw for a whole generation.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 FARTHEST = 1 << 53
-"""No position is farther from 0: float64 holds each exactly, and int64 each difference."""
+"""The largest distance of a position from 0: float64 represents each such position exactly, and int64 each
+difference."""
 
 
 def require_integers(name: str, values: object) -> None:
@@ -33,9 +34,9 @@ def require_integers(name: str, values: object) -> None:
 
 
 def as_positions(name: str, values: Int[Tensor, "*s"]) -> Int[Tensor, "*s"]:
-    """In int64: differences of narrower or unsigned positions would wrap around.
+    """Positions in int64, because differences of narrower or unsigned integers would wrap around.
 
-    What cannot be a position is refused, except where finding out would break a compiled graph or stall a device."""
+    Raises an error for impossible positions, except where the check would break a compiled graph or stall a device."""
     require_integers(name, values)
     found = values.long()
     readable = values.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -50,7 +51,7 @@ def as_positions(name: str, values: Int[Tensor, "*s"]) -> Int[Tensor, "*s"]:
 
 
 def hold_int64(owner: Any, *names: str) -> None:
-    """Make integer fields of a frozen dataclass int64, whatever integers they were given as."""
+    """Convert integer fields of a frozen dataclass to int64."""
     for name in names:
         values = getattr(owner, name)
         if values is not None and values.dtype != torch.int64:
@@ -63,11 +64,11 @@ class Draw:
     """Randomised positions and distances, drawn once by :func:`draw_positions`."""
 
     positions: Int[Tensor, " n"]
-    """Sorted, distinct: what position 0, 1, 2, ... is read as."""
+    """Replacements for the positions 0, 1, 2, ...; sorted and distinct."""
     past: Int[Tensor, " n"]
-    """What distance 0, 1, 2, ... to a past key is read as; ``past[0] == 0``."""
+    """Replacements for the distances 0, 1, 2, ... to past keys; ``past[0] == 0``."""
     future: Int[Tensor, " n"]
-    """The same for future keys; equal to ``past`` unless both sides were drawn."""
+    """Replacements for distances to future keys; equal to ``past`` unless both sides were drawn."""
     pool: int
     """Positions were drawn from ``0 ... pool-1``."""
 
@@ -85,7 +86,8 @@ class Draw:
         return torch.where(lag >= 0, past[lag.clamp(min=0)], -future[(-lag).clamp(min=0)])
 
     def require_covered(self, positions: Int[Tensor, "*s"]) -> None:
-        """Python's negative indices would read other positions without a word."""
+        """Raise ValueError for positions outside of the table: a negative index would silently read another
+        position."""
         if torch.compiler.is_compiling() or not positions.numel():
             return
         low, high = (int(x) for x in as_positions("positions", positions).aminmax())

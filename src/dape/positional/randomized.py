@@ -1,8 +1,8 @@
-"""Any encoding read through randomised positions: ``randomized-rope``, ``randomized-alibi``, ...
+"""Any encoding with randomised positions: ``randomized-rope``, ``randomized-alibi``, ...
 
-Only the choice of positions changes, so one wrapper serves every encoding. Positions are drawn anew for every call
-(from torch's default generator) unless a draw is fixed with :meth:`Randomized.draw`, which decoding with a cache
-needs and reproducible evaluation wants. Draws happen in training and in evaluation alike.
+Only the positions change, so that one wrapper serves every encoding. Every call draws new positions from torch's
+default generator, in training and in evaluation, unless :meth:`Randomized.draw` fixed a draw. Decoding with a cache
+requires a fixed draw, and reproducible evaluation should use one.
 """
 
 import torch
@@ -16,7 +16,7 @@ from dape.positional.grid import Grid
 from dape.positional.positions import Draw, as_positions, draw_positions
 
 POOL_PER_TRAIN_LENGTH = 4
-"""Default pool, in training lengths: what the paper uses for language models. CHE uses 2048 positions."""
+"""Default pool in training lengths, as in the paper's language models. CHE uses 2048 positions."""
 NEEDS_A_DRAW = (
     "a randomised encoding draws new positions at every call, which is wrong for a cache or for explicit positions. "
     "Fix one draw for all calls first: pe = pe.draw(max_length, generator)"
@@ -39,7 +39,7 @@ class Randomized(Around):
         return self.with_draw(self._new_draw(length, generator))
 
     def with_draw(self, draw: Draw | None) -> "Randomized":
-        """The same encoding read through a given draw, for instance one that several layers share."""
+        """The same encoding with a given draw, for instance one that several layers share."""
         drawn = Randomized(self.base, pool=self.pool, both_sides=self.both_sides, draw=draw)
         drawn._precision = self._precision
         return drawn.train(self.training)
@@ -48,7 +48,7 @@ class Randomized(Around):
         return draw_positions(length, pool=self.pool_for(length), generator=generator, both_sides=self.both_sides)
 
     def pool_for(self, length: int) -> int:
-        """The pool given, else 4 training lengths, grown where an input is longer (it is then 0, 1, 2, ...)."""
+        """The given pool, else 4 training lengths or ``length`` if it is larger (positions are then 0, 1, 2, ...)."""
         return max(POOL_PER_TRAIN_LENGTH * self.dims.train_length, length) if self.pool is None else self.pool
 
     def settle(self, grid: Grid) -> tuple[PositionalEncoding, Grid]:
@@ -75,7 +75,7 @@ class Randomized(Around):
     def bias(
         self, q_pos: Int[Tensor, "*b q"], k_pos: Int[Tensor, "*b k"], *, causal: bool = True
     ) -> Float[Tensor, "*b h q k"]:
-        """B as it is read through the fixed draw."""
+        """B at the positions of the fixed draw."""
         if not isinstance(self.base, AdditiveBias | DapeWrapper):
             raise TypeError(f"{type(self.base).__name__} has no additive bias")
         _, grid = self.settle(Grid.at(q_pos, k_pos, causal=causal))
@@ -86,7 +86,7 @@ class Randomized(Around):
 
     @property
     def rotates_once(self) -> bool:
-        """A position may be read otherwise in the next call."""
+        """The next call may replace a position by another one."""
         return False
 
     def rotate(
@@ -107,6 +107,6 @@ class Randomized(Around):
 
     @staticmethod
     def _require_from_0(positions: Int[Tensor, "*b t"]) -> None:
-        # A compiled graph cannot read them; there only positions that nobody gave come this far, and those begin at 0.
+        # A compiled graph cannot read positions. There, only default positions get here, and they begin at 0.
         if not torch.compiler.is_compiling() and positions.numel() and int(positions.min()) != 0:
             raise ValueError(f"{NEEDS_A_DRAW}. These positions begin at {int(positions.min())}")

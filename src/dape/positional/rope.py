@@ -1,9 +1,10 @@
 """Rotary positions (Su et al., 2021) and position interpolation (Chen et al., 2023).
 
-rope: the pair of channels m of q and k is turned by the angle p w_m,   w_m = base^(-2m/d),
-so that q_i . k_j depends on i - j. Pairs are (m, m + d/2) or, ``interleaved``, (2m, 2m + 1).
-partial: only the first ``fraction`` of the channels is turned, d being their number (GPT-NeoX); others have the option.
-pi: rope with p / s, where s = evaluated length / training length once that exceeds 1.
+rope: the pair of channels m of q and k is rotated by the angle p w_m,   w_m = base^(-2m/d),
+so that q_i . k_j depends on i - j. Pairs are (m, m + d/2), or (2m, 2m + 1) if ``interleaved``.
+partial: only the first ``fraction`` of the channels is rotated, and d is their number (GPT-NeoX). Other rotations have
+this option too.
+pi: rope with p / s, where s = max(1, evaluated length / training length).
 """
 
 from typing import TypedDict, Unpack
@@ -40,7 +41,7 @@ class StretchOptions(RopeOptions, total=False):
 
 
 def rotate_pairs(x: Float[Tensor, "*b h t d"], turn: Turn, *, interleaved: bool) -> Float[Tensor, "*b h t d"]:
-    """Turn each pair of channels, all heads alike, in the precision of the turn."""
+    """Rotate each pair of channels by the same angles in all heads, in the precision of ``turn``."""
     cos, sin = (t.unsqueeze(-3) for t in turn)
     wide = x.to(cos.dtype)
     a, b = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.chunk(2, dim=-1)
@@ -84,7 +85,7 @@ class Rope(PositionalEncoding):
         return self._turned(q, q_turn), self._turned(k, k_turn)
 
     def turned_at(self, x: Float[Tensor, "*b h t d"], positions: Int[Tensor, "*#b t"]) -> Float[Tensor, "*b h t d"]:
-        """Queries or keys at these positions, whatever a grid says."""
+        """Queries or keys rotated for given positions."""
         spectrum = (self.frequencies(positions.device, torch.float64), 1.0)
         return self._turned(x, _turn(positions, spectrum, accumulation_dtype(x.dtype)))
 
@@ -99,7 +100,7 @@ class Rope(PositionalEncoding):
         return type(self).spectra is Rope.spectra
 
     def spectra(self, grid: Grid, dtype: torch.dtype) -> tuple[Spectrum, Spectrum]:
-        """For the queries and for the keys; one and the same if nothing tells them apart."""
+        """The spectra of the queries and of the keys; the same object if they are equal."""
         spectrum = (self.frequencies(grid.k_index.device, dtype), 1.0)
         return spectrum, spectrum
 
@@ -113,8 +114,8 @@ class Partial(Rope):
 
 
 class PositionInterpolation(Rope):
-    """Without ``scale`` the stretch follows the longest position of a token's own document. With a KV cache that stores
-    rotated keys it must not change while the sequence grows: fix it."""
+    """Without ``scale``, the largest position of a token's document determines the stretch. A KV cache of rotated keys
+    needs a fixed ``scale``, because the stretch must not change while the sequence grows."""
 
     def __init__(self, dims: AttentionDims, *, scale: float | None = None, **rope: Unpack[RopeOptions]) -> None:
         super().__init__(dims, **rope)
@@ -133,7 +134,7 @@ class PositionInterpolation(Rope):
         return k_spectrum if alike else self.stretched(self.stretch(q_longest, dtype)), k_spectrum
 
     def stretch(self, longest: Int[Tensor, "*b #t"], dtype: torch.dtype) -> Float[Tensor, "*b #t 1"]:
-        """How many times longer than in training a document is, never below 1."""
+        """The length of each token's document in training lengths, at least 1."""
         length = (longest + 1).to(float64_device(longest.device), dtype).unsqueeze(-1)
         if self.scale is not None:
             return torch.full_like(length, self.scale)

@@ -1,4 +1,4 @@
-"""The rotation of a model of the transformers library, by its ``rope_parameters``: no import of that library here."""
+"""The rotation of a model of the transformers library, from its ``rope_parameters``. Does not import that library."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ ROTATIONS = {
     "llama3": ("llama3", {n: n for n in ("factor", "low_freq_factor", "high_freq_factor")}),
     "proportional": ("proportional", {"factor": "factor"}),
 }
-"""For each ``rope_type`` our name of the rotation and our names of its numbers."""
+"""For each ``rope_type``, our name of the rotation and our names of its parameters."""
 _EVERYWHERE = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 _ONLY_FOR_YARN = {"mscale", "mscale_all_dim"}
 

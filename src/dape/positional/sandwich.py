@@ -2,8 +2,9 @@
 
 b_h(i, j) = (S(i - j) - w/2) / (8 h / H),   S(n) = sum_{m=0}^{w/2-1} cos(n / base^(2m/w)),   h = 1 ... H.
 
-No parameters. Frequencies start at m = 0 (descriptions differ). The constant w/2 only shifts rows, but inside DAPE
-it matters: with it, lag 0 gives 0. An even function: the bidirectional form has no sense of direction.
+No parameters. Frequencies start at m = 0 (descriptions differ). The constant w/2 makes the bias of lag 0 equal to 0;
+softmax ignores it, but DAPE does not. The bias is an even function of the lag, so that the bidirectional form does not
+distinguish past from future.
 """
 
 import torch
@@ -29,11 +30,11 @@ class Sandwich(RelativeBias):
     def _shifted_sum(self, lag: Int[Tensor, "*s"]) -> Float[Tensor, "*s"]:
         """S - w/2."""
         if lag.dim() > 1 and not torch.compiler.is_compiling() and lag.numel():
-            # The cells of a row block have few different lags.
+            # A row block has many cells but few different lags.
             low, high = (int(x) for x in lag.aminmax())
             if high - low < lag.numel():
                 return self._shifted_sum(torch.arange(low, high + 1, device=lag.device))[lag - low]
-        # One cosine plane at a time: a row block has many cells and 64 frequencies would multiply its memory.
+        # One frequency at a time, because all 64 at once would take 64 times the memory of a row block.
         total: Tensor | int = -(self.width // 2)
         for w in frequencies(self.width, self.base, lag.device):
             total = total + angles(lag, w).squeeze(-1).cos()

@@ -1,12 +1,12 @@
 """Rotations for longer inputs, under their names in the transformers library. With w_m = base^(-2m/d) those of rope, L
 the training length (its ``original_max_position_embeddings``) and s the stretch of position interpolation:
 
-ntk            base becomes base s^(d/(d-2)): the slowest pair as if interpolated, the fastest hardly changed
-dynamic        base becomes base (f s - (f - 1))^(d/(d-2)), f = ``factor``: the same for f = 1
-llama3         w_m / f where less than ``low_freq_factor`` turns fit into L, w_m from ``high_freq_factor`` turns on,
-               linear in the number of turns between them; whatever the length
+ntk            base becomes base s^(d/(d-2)): the slowest pair is interpolated, the fastest hardly changes
+dynamic        base becomes base (f s - (f - 1))^(d/(d-2)), f = ``factor``; ntk is f = 1
+llama3         w_m / f if w_m makes fewer than ``low_freq_factor`` turns in L tokens, w_m from ``high_freq_factor``
+               turns on, linear in the number of turns between them; the same for all lengths
 longrope       w_m / short_m up to L tokens, w_m / long_m for longer inputs; q and k times sqrt(1 + ln f / ln L)
-proportional   p-RoPE (Barbero et al., 2024): only the fastest ``fraction`` of the pairs turns, d being the head's width
+proportional   p-RoPE (Barbero et al., 2024): only the fastest ``fraction`` of the pairs rotates; d is the head's width
 """
 
 import math
@@ -38,7 +38,7 @@ class DynamicNtk(PositionInterpolation):
 
 
 class Ntk(DynamicNtk):
-    """``scale`` fixes the stretch (static); without it, it follows the length."""
+    """``scale`` fixes the stretch; without it, the length determines the stretch."""
 
     def __init__(self, dims: AttentionDims, **options: Unpack[StretchOptions]) -> None:
         super().__init__(dims, factor=1.0, **options)
@@ -69,8 +69,8 @@ class Llama3(Rope):
 
 
 class LongRope(PositionInterpolation):
-    """The factors of a model come from a search. Without any, ``short_factor`` is 1 and ``long_factor`` that of ntk
-    with a stretch of ``factor``: f^(2m/(d-2))."""
+    """Models find their factors by a search. By default, ``short_factor`` is 1 and ``long_factor`` is f^(2m/(d-2)), as
+    in ntk with the stretch f = ``factor``."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """T5's relative bias (Raffel et al., 2020):   b_h(i, j) = E[bucket(i - j), h] * scale.
 
-Near lags have a bucket each, far ones share buckets of logarithmically growing width, everything beyond
-``max_distance`` shares the last. The bidirectional form spends half of the buckets on each side.
-The multiplier sqrt(head_dim) is not T5's; the authors' program has it, so it is the default here.
+Each near lag has its own bucket, far lags share buckets whose width grows logarithmically, and all lags beyond
+``max_distance`` share the last bucket. The bidirectional form uses half of the buckets for each side.
+The factor sqrt(head_dim) is not in T5. It is the default here because the authors of DAPE use it.
 """
 
 import math
@@ -18,8 +18,8 @@ BiasScale = Literal["sqrt_d", "one"]
 
 
 def bucket_starts(buckets: int, max_distance: int) -> list[int]:
-    """The smallest distance of every bucket of one side; a bucket that starts where the next one does is never used.
-    In Python numbers, so that all devices agree on the edges."""
+    """The smallest distance of every bucket of one side. A bucket with the same start as the next one is never used.
+    Computed in Python, so that all devices have the same edges."""
     exact = buckets // 2
     starts = list(range(exact))
     for b in range(exact, buckets):

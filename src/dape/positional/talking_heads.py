@@ -1,8 +1,7 @@
-"""Talking heads (Shazeer et al., 2020), of the logits:   logits_h = A_h + sum_g M_hg A_g.
+"""Talking heads (Shazeer et al., 2020) before softmax:   logits_h = A_h + sum_g M_hg A_g.
 
-M (h, h) is learned and 0 at first. The paper mixes once before softmax, with M + 1 as its matrix, and once more after
-it; an encoding ends before softmax, so the second mixture is not there. No position enters. With f linear and nothing
-in between, this is what dape-nope would be.
+M (h, h) is learned and initially 0; the matrix of the paper is M + 1. The paper mixes heads again after softmax, which
+an encoding cannot do. The logits do not depend on positions. dape-nope with a linear f would be the same.
 """
 
 import torch

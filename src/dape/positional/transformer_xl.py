@@ -1,11 +1,11 @@
 """Transformer-XL (Dai et al., 2019):   logit = [ (q_i + u) . k_j + (q_i + v) . (W_R s(i - j)) ] / sqrt(d).
 
-s is a sinusoid of width h d, W_R a matrix without bias; u, v one vector per head. The positional term depends on the
-query, so it is not an additive bias. The bidirectional form evaluates s at j - i (DeepMind's sign; with a learned W_R
-the sign is a convention).
+s is a sinusoid of width h d, W_R a matrix without bias; u and v are one vector per head. The positional term depends on
+the query, so it is not an additive bias. The bidirectional form evaluates s at j - i, as DeepMind's program does;
+because W_R is learned, the sign is a convention.
 
-``dm_compat`` reproduces DeepMind's program with randomised positions: its sinusoid table of ``pool`` rows has no
-negative side, and indices are shifted by ``pool`` and clipped, so that lag 0 and the whole future share one row.
+``dm_compat`` reproduces DeepMind's program with randomised positions: its sinusoid table has ``pool`` rows and none for
+negative lags. Indices are shifted by ``pool`` and clipped, so that lag 0 and all future lags share one row.
 """
 
 import math

@@ -1,11 +1,11 @@
-"""Two rotations chosen by the lag, so that a model of short texts meets no lag it has not learned; nothing is trained.
+"""Two rotations, chosen by the lag, so that a model of short texts reads no lag beyond its training; without training.
 
 rerope (Su, 2023):              lag i - j below ``window``, the constant lag ``window`` from there on
 self-extend (Jin et al., 2024): lag i - j below ``window`` = w,   i // g - j // g + w - w // g from there on
 
-The window is half the training length L unless given. Of self-extend the ``group`` g is, unless given, the smallest
-that keeps every lag of a text of T tokens below L for sure, ceil((T - 1 - w) / (L - 1 - w)): 1 up to L tokens.
-Both are computed from queries and keys that nobody has turned; with lags of 0 and more only, so causal.
+The default window is half the training length L. The default ``group`` g of self-extend is ceil((T - 1 - w) / (L - 1 -
+w)) for a text of T tokens, the smallest that guarantees lags below L; it is 1 up to L tokens. Both compute scores from
+queries and keys without rotation. They are defined for lags of at least 0 only, so they are causal.
 """
 
 import math
@@ -43,7 +43,7 @@ class TwoRotations(PositionalEncoding):
 
     @abstractmethod
     def far_positions(self, grid: Grid) -> tuple[Int[Tensor, "*b q"], Int[Tensor, "*b k"]]:
-        """Where queries and keys stand for each other from the window on."""
+        """The positions of queries and keys for lags from the window on."""
 
     def logits(
         self,
@@ -82,7 +82,7 @@ class SelfExtend(TwoRotations):
     def __init__(self, dims: AttentionDims, *, group: int | None = None, **options: Unpack[WindowOptions]) -> None:
         super().__init__(dims, **options)
         self.group = None if group is None else require_count("group", group)
-        self.reads_hidden_columns = group is None  # the longest text decides for all of its rows
+        self.reads_hidden_columns = group is None  # the group depends on the length of the whole text
         if group is None and self.window > dims.train_length - 2:
             raise ValueError(
                 f"window={self.window} leaves no lag for groups: it must be at most {dims.train_length - 2}, two below "

@@ -1,10 +1,9 @@
-"""YaRN (Peng et al., 2023): rope whose slow channels are interpolated, whose fast ones are kept, and whose logits
-are sharpened.
+"""YaRN (Peng et al., 2023): rope that interpolates its slow channels, keeps the fast ones, and sharpens the logits.
 
 With s the stretch (evaluated / training length), L the training length and dim(n) = d ln(L / (2 pi n)) / (2 ln base):
 lo = max(floor dim(beta_fast), 0), hi = min(ceil dim(beta_slow), d - 1), ramp_m = clip((m - lo) / (hi - lo), 0, 1),
 w'_m = w_m (1 - ramp_m) + (w_m / s) ramp_m,   q and k are multiplied by 0.1 ln s + 1.   At s = 1 this is rope.
-``attention_factor`` is a number in place of that factor; without ``truncate`` lo and hi are not rounded (gpt-oss).
+``attention_factor`` replaces this factor; without ``truncate``, lo and hi are not rounded (gpt-oss).
 """
 
 import math
@@ -21,7 +20,7 @@ from dape.positional.rope import PositionInterpolation, Spectrum, StretchOptions
 def yarn_ramp_bounds(
     head_dim: int, train_length: int, base: float, beta_fast: float, beta_slow: float, *, truncate: bool = True
 ) -> tuple[float, float]:
-    """The channel pairs between which interpolation is faded in."""
+    """The first and the last channel pair of the transition from kept to interpolated."""
 
     def dim(rotations: float) -> float:
         return head_dim * math.log(train_length / (2 * math.pi * rotations)) / (2 * math.log(base))

@@ -1,7 +1,6 @@
-"""Known mistakes, each as what it would give in place of the right logits. One function each, in the file of its
-family.
+"""Known mistakes: one function each, which computes the wrong logits, in the file of its family.
 
-A mistake that explains what an implementation gives, to rounding, is named in the verdict."""
+The verdict names a mistake if it gives the same numbers as the implementation, up to rounding."""
 
 from dape.conformance.mistakes import adaptive, biases, embeddings, gates, lags, neighbours, rotary
 from dape.conformance.mistakes.base import Mistake, Setting

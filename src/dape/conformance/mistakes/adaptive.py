@@ -1,4 +1,4 @@
-"""Mistakes of what reads content: DAPE, its successor, CoPE, Transformer-XL."""
+"""Mistakes of encodings that read content: DAPE, DAPE-v2, CoPE, Transformer-XL."""
 
 import math
 

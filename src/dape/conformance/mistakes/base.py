@@ -1,4 +1,4 @@
-"""What a mistake is, and the parts of the reference that it may replace."""
+"""The class of mistakes, and the parts of the reference that they replace."""
 
 import copy
 from collections.abc import Callable
@@ -22,7 +22,7 @@ BiasOn = Callable[[Grid], Tensor]
 
 
 class _Replaced(AdditiveBias):
-    """A bias made by any function of the grid, in the place of an encoding's own."""
+    """A bias from any function of the grid, to replace that of an encoding."""
 
     def __init__(self, dims: AttentionDims, bias_on: BiasOn) -> None:
         super().__init__(dims)
@@ -46,7 +46,7 @@ class Setting:
 
     @cached_property
     def turned(self) -> tuple[Tensor, Tensor]:
-        """q and k with a batch axis, rotated as they should be."""
+        """q and k with a batch axis, rotated by the reference."""
         return self.pe.rotate(*self.raw, self.grid)
 
     @cached_property
@@ -79,7 +79,7 @@ class Setting:
         return torch.cat([self.bias(row) for row in rows], dim=-2)
 
     def of_scores(self, scores: Tensor, pe: PositionalEncoding | None = None) -> Float[Tensor, "h q k"]:
-        """The logits that the encoding makes of other scores."""
+        """The logits of the encoding for other scores."""
         return (pe or self.pe).logits(scores, *self.turned, self.grid).squeeze(0)
 
     def of_bias(self, bias: Tensor | BiasOn) -> Float[Tensor, "h q k"]:
@@ -89,11 +89,11 @@ class Setting:
         return self.of_scores(self.scores, with_base(self.pe, wrong))
 
     def of_turned(self, q: Tensor, k: Tensor) -> Float[Tensor, "h q k"]:
-        """The logits of queries and keys that were rotated otherwise."""
+        """The logits of queries and keys after another rotation."""
         return self.pe.logits(scaled_scores(q, k), q, k, self.grid).squeeze(0)
 
     def of_positions(self, q_pos: Tensor, k_pos: Tensor) -> Float[Tensor, "..."]:
-        """What comes out if positions are read otherwise while the mask stays."""
+        """The logits or embeddings with other positions and the same mask."""
         grid = self.featured(Grid(q_index=q_pos, k_index=k_pos, causal=self.case.causal))
         if self.case.x is not None:
             return self.pe.embed(self.case.x, q_pos)
@@ -105,7 +105,7 @@ class Setting:
 
 
 def with_base(pe: PositionalEncoding, base: PositionalEncoding) -> PositionalEncoding:
-    """The encoding with another one inside; a bare one is replaced whole."""
+    """The encoding with another base. Without DAPE, the base itself."""
     if not isinstance(pe, DapeWrapper):
         return base
     changed = copy.copy(pe)
@@ -117,13 +117,13 @@ def with_base(pe: PositionalEncoding, base: PositionalEncoding) -> PositionalEnc
 class Mistake:
     name: str
     says: str
-    """What was done, and what should be: it follows "looks like:"."""
+    """What the implementation does, and what is right. The text follows "It looks like this:"."""
     output: Callable[[Setting], Tensor | None]
-    """Logits as the mistake gives them, hidden cells included, or embeddings; None where it cannot happen."""
+    """The wrong logits, including hidden cells, or embeddings; None if the mistake cannot happen in the case."""
     of: tuple[str, ...]
-    """Bases or wrappers it may happen in; hooks such as "bias"."""
+    """Bases, wrappers or hooks (such as "bias") in which it may happen."""
     masks: bool = True
-    """Hidden cells are hidden. If not, what is in them counts."""
+    """Whether hidden cells are masked afterwards. If not, their values are compared too."""
 
     def concerns(self, name: str) -> bool:
         parsed, entry = parse(name), find(name)
@@ -132,7 +132,7 @@ class Mistake:
 
 
 class Family(list[Mistake]):
-    """Collects the mistakes of a file."""
+    """A decorator that collects the mistakes of a file."""
 
     def __call__(
         self, *of: str, says: str, masks: bool = True

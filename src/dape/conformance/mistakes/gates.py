@@ -1,4 +1,4 @@
-"""Gates that forget (fox)."""
+"""Mistakes of forget gates (fox)."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ mistake = MISTAKES = Family()
 
 
 def _logit(s: Setting) -> Tensor:
-    """Of the gates, [h, t]."""
+    """The logits of the gates, [h, t]."""
     assert s.case.entering is not None
     return s.base.w(s.case.entering).T  # pyright: ignore[reportCallIssue]
 

@@ -21,7 +21,7 @@ def _turned(
     directions: tuple[int, int] = (1, 1),
     interleaved: bool | None = None,
 ) -> Tensor:
-    """The logits under another rotation; what is not said is the encoding's own."""
+    """The logits with another rotation. Arguments that are not given are those of the encoding."""
     assert isinstance(s.base, Rope)
     own, amplitude = s.base.spectra(s.case.grid, torch.float64)[1]
     frequencies = own.reshape(-1) if frequencies is None else frequencies
@@ -149,7 +149,7 @@ def cut_instead_of_ramp(s: Setting) -> Tensor:
 
 
 def _merged(s: Setting, q_far: Tensor, k_far: Tensor, *, window: int | None = None) -> Tensor:
-    """The logits with other positions from the window on."""
+    """The logits with other positions for lags from the window on."""
     assert isinstance(s.base, TwoRotations)
     (q, k), rope = s.raw, s.base.rope
     near = scaled_scores(rope.turned_at(q, s.case.q_pos), rope.turned_at(k, s.case.k_pos))
@@ -181,7 +181,7 @@ def far_keys_at_lag_0(s: Setting) -> Tensor:
 
 
 def _grouped(s: Setting) -> tuple[Tensor, Tensor, int, int]:
-    """Positions of queries and keys in groups, without the shift; window and group."""
+    """The groups of queries and keys, without the shift; window and group."""
     assert isinstance(s.base, SelfExtend) and s.base.group is not None
     group = s.base.group
     return s.case.q_pos // group, s.case.k_pos // group, s.base.window, group
@@ -209,7 +209,7 @@ def lags_grouped(s: Setting) -> Tensor:
 
 
 def _merged_row(s: Setting, row: int, lag: Tensor) -> Tensor:
-    """One query with every key at a lag of its own."""
+    """The scores with a separate rotation for the lag of every cell."""
     assert isinstance(s.base, TwoRotations)
     (q, k), rope = s.raw, s.base.rope
     turned = rope.turned_at(k, -lag)

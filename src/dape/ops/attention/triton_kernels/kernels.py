@@ -1,29 +1,29 @@
-# Kernel code is not Python to a type checker: it is compiled by triton, and says so in types of its own.
+# Type checkers do not understand kernel code, which triton compiles with types of its own.
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false, reportReturnType=false
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportMissingImports=false
 """The kernels. A tile is [head, row, key] with all heads (f mixes them), padded to powers of two: HP heads, M rows,
-N keys, DP hidden units. Of the widths of keys and values, a product takes PK and PV columns at once, and a program has
-sums of SK and SV: all of them, padded, where they fit.
+N keys, DP hidden units. A product reads PK columns of keys or PV columns of values at once, and a program sums SK or SV
+columns of a result. These are all columns, padded, if they fit.
 
     S = q k' scale,   z = Wa S + pre,   L = S + static + W2 (leaky(z) - leaky(pre)),   out = softmax(mask(L)) v
 
-f works on *cells*, [row * key, head], so that its two layers are ordinary matrix products. What f makes of position
-alone, W2 leaky(pre), is part of ``static``: the host computes it in float32. The kernels round operands of products to
-half precision, and far away, where ``pre`` is in the hundreds, a rounded hidden unit would be off by as much as the
-scores are large. The difference that S makes is never larger than Wa S.
+f reads *cells*, [row * key, head], so that its two layers are ordinary matrix products. The host computes f of the
+position alone, W2 leaky(pre), in float32 as part of ``static``. The kernels round operands of products to half
+precision. At large distances ``pre`` is in the hundreds, and the error of a rounded hidden unit would be as large as
+the scores. The difference that S makes in a hidden unit is never larger than Wa S.
 
-Statistics of the softmax keep their last dimension: without it the compiler converts the layout of the whole tile.
-``static`` and the logits are in base 2. STORE is the dtype that operands of products are rounded to, TYPE the one they
-are multiplied in: float32 under the interpreter, which multiplies bfloat16 wrongly, and else the same. SHRINK is a
-power of two by which f's operands are multiplied before they are rounded, so that float16 does not overflow.
+Statistics of the softmax keep their last dimension; without it, the compiler converts the layout of the whole tile.
+``static`` and the logits are in base 2. Operands of products are rounded to the dtype STORE and multiplied in TYPE.
+These are the same, except under the interpreter, which multiplies bfloat16 wrongly: there TYPE is float32. f's operands
+are multiplied by SHRINK, a power of two, before they are rounded, so that float16 does not overflow.
 
 Position terms: with TABLES, static is [head, lag] and pre [lag, DP], both from the largest lag downwards, so that row i
 and key j find entry ``start - i + j``; otherwise both have an entry for every cell, [item, channel, row, key].
 
 With PIECES too, both are piecewise linear functions of u = table[lag] * of_rows[row], [piece, slope or level, channel].
-What f makes of position alone is then not in ``static``, as it has more pieces: hidden units come whole, which is exact
-enough as u and with it ``pre`` does not grow with distance.
+``static`` then does not include f of the position alone, which would have more pieces. The kernels compute whole hidden
+units instead. That is exact enough, because u, and therefore ``pre``, does not grow with distance.
 """
 
 import triton
@@ -41,16 +41,16 @@ from dape.ops.attention.triton_kernels.ramps import (
 
 _SIZES = ["offset", "start", "queries", "keys", "span", "static_c", "static_i", "static_r", "pre_c", "pre_i", "pre_r",
           "of_rows_i"]  # fmt: skip
-"""Arguments that change from call to call: specialising on them would compile anew for every decoded token."""
+"""Arguments that change from call to call: with specialisation, every decoded token would compile a kernel."""
 
 
 @triton.jit
 def _rows(x, item, rows, count, first, x_b, x_h, x_t, HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
           HP: tl.constexpr, COLUMNS: tl.constexpr, EVICT: tl.constexpr = "evict_last"):  # fmt: skip
-    """[HP, rows, COLUMNS] from column ``first`` on; GROUP heads share what is read.
+    """[HP, rows, COLUMNS] from column ``first`` on; GROUP heads share a head of x.
 
-    What is needed twice in a tile is read twice: held in shared memory between, wide heads would not fit. The other
-    EVICT is what keeps the compiler from making it one."""
+    A tile reads some rows twice, because shared memory has no room to keep those of wide heads. The second read has
+    another EVICT, so that the compiler does not combine the two."""
     h = tl.arange(0, HP)[:, None, None]
     c = first + tl.arange(0, COLUMNS)[None, None, :]
     r = rows[None, :, None]
@@ -88,7 +88,7 @@ def _store_row_values(x, value, item, rows, count, x_b, x_h, X_T: tl.constexpr, 
 def _product(a, rows, queries, a_b, a_h, a_t, b, cols, keys, b_b, b_h, b_t, item, HEADS: tl.constexpr,
              GROUP: tl.constexpr, WIDTH: tl.constexpr, HP: tl.constexpr, PIECE: tl.constexpr,
              STORE: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
-    """Rows of a times rows of b, [HP, rows, cols], PIECE columns at a time: shared memory holds no more of them."""
+    """Rows of a times rows of b, [HP, rows, cols], PIECE columns at a time, as many as fit in shared memory."""
     x = _rows(a, item, rows, queries, 0, a_b, a_h, a_t, HEADS, 1, WIDTH, HP, PIECE)
     y = _rows(b, item, cols, keys, 0, b_b, b_h, b_t, HEADS, GROUP, WIDTH, HP, PIECE)
     total = dot(x, turn(y), STORE, TYPE)
@@ -117,8 +117,8 @@ def _pre(pre, item, i0, j0, queries, keys, start, pre_i, pre_c, pre_r, along, pi
 
 @triton.jit
 def _layer(x, weight, HP: tl.constexpr, DP: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr):
-    """x times a matrix of f, whose addresses are given. In half precision both are taken in two parts, of which the
-    weights' lesser one lies behind the other, and the product is nearly as good as in float32."""
+    """x times a matrix of f, given by addresses. In half precision both are split into a rounded part and its rounding
+    error (the one of the weights follows in memory), so that the product is nearly as precise as in float32."""
     upper = tl.load(weight)
     total = dot(x, upper, STORE, TYPE)
     if tl.float32 != STORE:
@@ -134,7 +134,7 @@ def _leaky(x, SLOPE: tl.constexpr):
 
 @triton.jit
 def _of_position(own, PIECES: tl.constexpr, SLOPE: tl.constexpr):
-    """Hidden units without scores, and their slopes: what is in the static term already."""
+    """Hidden units without scores, and their slopes: the part that the static term includes."""
     if PIECES:
         return tl.zeros_like(own), tl.zeros_like(own)
     return _leaky(own, SLOPE), tl.where(own > 0, 1.0, SLOPE)
@@ -180,8 +180,8 @@ def forward(
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
     SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Program = M query rows of one item, against ``span`` keys (all of them, unless split for decoding); SV columns of
-    the output."""
+    """A program computes SV columns of the output for M query rows of one item and ``span`` keys (all keys, except in
+    decoding)."""
     SHARES: tl.constexpr = (VALUES + SV - 1) // SV
     i0 = tl.program_id(0) * M
     item = tl.program_id(1)
@@ -246,9 +246,9 @@ def _weights(
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
     SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Weights p, [HP, M, N], of the scores, given the largest logit of each row and one over the sum; then, as cells,
-    scores and what they change in the hidden units (both times SHRINK), the slopes of the hidden units, and what scores
-    change in those."""
+    """Weights p, [HP, M, N], from the scores, the largest logit of each row and the reciprocal of its sum. Also, as
+    cells: the scores and the change they make in the hidden units (both times SHRINK), the slopes of the hidden units,
+    and the change that the scores make in these slopes."""
     logits = scores
     if MIX:
         h, u = tl.arange(0, HP), tl.arange(0, DP)
@@ -307,9 +307,9 @@ def backward_queries(
     MIX: tl.constexpr, TABLES: tl.constexpr, CAUSAL: tl.constexpr, STATIC: tl.constexpr, PADDING: tl.constexpr,
     SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Program = M query rows of one item, for SK columns of their gradient. ``rest`` is the sum of the gradients of a
-    row's logits, which would be 0 if ``delta`` did not come from an output for which weights had been rounded.
-    ``d_of_rows``, [item, row], belongs to ramps."""
+    """A program computes SK columns of the gradient of M query rows of one item. ``rest`` is the sum of the gradients
+    of a row's logits. It is not exactly 0, because ``delta`` comes from an output of rounded weights. ``d_of_rows``,
+    [item, row], is the gradient of a ramp's rows."""
     i0 = tl.program_id(0) * M
     item = tl.program_id(1)
     mine = tl.program_id(2) * SK
@@ -366,8 +366,8 @@ def backward_keys(
     FOR_K: tl.constexpr, FOR_V: tl.constexpr,
     SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Program = N keys of one item; SK columns of the gradients of keys (FOR_K), SV of those of values (FOR_V), of each
-    query head on its own."""
+    """A program computes SK columns of the gradients of N keys of one item (FOR_K), and SV columns of those of their
+    values (FOR_V), separately for every query head."""
     j0 = tl.program_id(0) * N
     item = tl.program_id(1)
     share = tl.program_id(2)
@@ -422,13 +422,15 @@ def backward_terms(
     FOR_WEIGHTS: tl.constexpr, FOR_TERMS: tl.constexpr,
     SLOPE: tl.constexpr, SHRINK: tl.constexpr, STORE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the weights of f (FOR_WEIGHTS) and of the position terms (FOR_TERMS), without atomics. Of those of
-    W2 and ``pre`` only what comes from the difference that scores make: the rest follows from that of ``static``.
+    """Gradients of the weights of f (FOR_WEIGHTS) and of the position terms (FOR_TERMS), without atomics. For W2 and
+    ``pre``, this is only the part through the difference that scores make. The host computes the other part from the
+    gradient of ``static``.
 
-    With TABLES a program takes a block diagonal of one item: all its tiles have the same lags, so the gradients of the
-    terms add up in registers, and the host sums the diagonals of one tile per band. Otherwise a program takes the rows
-    of one tile and writes the gradient of every cell. Weights: one partial sum per program, added by the host. Of ramps
-    a program has the sums over the cells in each piece, and on its diagonals those of ``table``.
+    With TABLES, a program computes a block diagonal of one item. All its tiles have the same lags, so it sums the
+    gradients of the terms in registers, and the host sums the diagonals of one tile per band. Without TABLES, a program
+    computes the rows of one tile and writes the gradient of every cell. Every program writes its own sums for the
+    weights, and the host adds them. For ramps, a program sums over the cells in each piece, and over its diagonals for
+    ``table``.
     """
     item = tl.program_id(1)
     if TABLES:
@@ -441,7 +443,7 @@ def backward_terms(
         if CAUSAL:
             end = tl.minimum(end, offset + i_first + M)
         steps = tl.cdiv(tl.maximum(end, 0), N)
-    PARTS: tl.constexpr = 8  # of the cells: a product per warp instead of one long one
+    PARTS: tl.constexpr = 8  # of the cells, for one product per warp instead of a single long product
     if FOR_WEIGHTS:
         sums_wa, sums_w2 = tl.zeros((PARTS, DP, HP), tl.float32), tl.zeros((PARTS, HP, DP), tl.float32)
     if FOR_TERMS and PIECES:

@@ -15,14 +15,14 @@ Gpu = Literal["large", "small", "amd"]
 LARGE_SHARED, SMALL_SHARED = 166_912, 101_376
 """Bytes of shared memory for a program on an A100, and on a GeForce, A10 or L4."""
 ROOM: dict[Gpu, int] = {"large": 4096, "small": 2048, "amd": 2048}
-"""Largest bytes of a row of all heads of which 16 fit into shared memory beside the rest."""
+"""Largest bytes of a row of all heads, so that 16 rows fit into shared memory beside everything else."""
 MAX_SUMS = 2048
-"""Most sums of a row of all heads, which are kept in registers."""
+"""Largest number of sums per row of all heads: they are in registers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes of a call that kernels are compiled for, besides flags and dtypes."""
+    """The sizes of a call for which kernels are compiled. Flags and dtypes are not included."""
 
     heads: int
     group: int
@@ -90,8 +90,8 @@ class Sizes:
 
     @property
     def warps(self) -> int:
-        """Products in float32 need many registers: with half as many warps the compiler spilled everything at 32 heads.
-        In half precision it does so with twice as many. 1024 threads (32 warps) are the maximum."""
+        """Products in float32 need many registers: at 32 heads, the compiler spilled them with half as many warps. In
+        half precision it spills with twice as many. 1024 threads (32 warps) are the maximum."""
         if self.item_bytes == 4 and self.gpu != "amd" and (self.large or self.deep):
             return 32
         return 16 if self.large else 8

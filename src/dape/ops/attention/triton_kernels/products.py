@@ -1,4 +1,4 @@
-# Kernel code is not Python to a type checker: it is compiled by triton, and says so in types of its own.
+# Type checkers do not understand kernel code, which triton compiles with types of its own.
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false, reportReturnType=false
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportMissingImports=false

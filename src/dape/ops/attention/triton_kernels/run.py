@@ -18,7 +18,7 @@ LOG2_E = math.log2(math.e)
 ROWS = 16
 """Rows of every tile, and keys of a tile in the backward pass."""
 SPLIT_ROWS, SPLIT_KEYS = 16, 256
-"""Calls with at most SPLIT_ROWS rows, as in decoding, are split into programs of SPLIT_KEYS keys (whole tiles)."""
+"""Calls with at most SPLIT_ROWS rows, as in decoding, are split into programs for SPLIT_KEYS keys (whole tiles)."""
 _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
