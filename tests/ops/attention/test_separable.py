@@ -161,19 +161,23 @@ def test_gradcheck(causal, shared, three_workers, tile_bytes):
     assert gradcheck(attention, inputs, fast_mode=True, nondet_tol=0.0)
 
 
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("large", [0.0, 4096.0])
 @pytest.mark.parametrize("f", ["", "concat_residual"])
-def test_decoding(f, engine):
-    """One query against all keys so far, with tables kept beside the cache."""
+def test_decoding(f, large, queries, engine):
+    """The last queries against all keys so far, with tables kept beside the cache."""
     q, k, v = (x.detach() for x in draw(1, 70, 70))
-    whole, memory = make(70, 70, batch=1, f=f), LagMemory()
+    whole, memory = make(70, 70, batch=1, f=f, large=large), LagMemory()
     gates = whole.base if isinstance(whole, Dape) else whole
     with torch.no_grad():
-        expected = dape.attention(q, k, v, whole, impl="reference")
+        exact = (x.double() for x in (q, k, v))
+        expected = dape.attention(*exact, copy.deepcopy(whole).double(), impl="reference").float()
         rows, keys = gates.rows.clone(), gates.keys.clone()
-        for t in (1, 2, 64, 70):
-            gates.rows.data, gates.keys.data = rows[..., t - 1 : t], keys[..., :t]
-            out = dape.attention(q[:, :, t - 1 : t], k[:, :, :t], v[:, :, :t], whole, memory=memory, impl=engine)
-            torch.testing.assert_close(out, expected[:, :, t - 1 : t], rtol=1e-4, atol=1e-5)
+        for t in (3, 5, 64, 70):
+            part = slice(t - queries, t)
+            gates.rows.data, gates.keys.data = rows[..., part], keys[..., :t]
+            out = dape.attention(q[:, :, part], k[:, :, :t], v[:, :, :t], whole, memory=memory, impl=engine)
+            torch.testing.assert_close(out, expected[:, :, part], rtol=1e-5, atol=1e-5)
 
 
 def test_explained_and_refused():

@@ -363,10 +363,10 @@ def _by_lag_tables(
     ramp = None if form.source is None or form.source.at is not None else form.source.ramp
     # One line if the items share their positions, else one for each item.
     rows = None if ramp is None else ramp.on_rows(grid).reshape(-1, queries)
-    separable = _separable(q, k, form, grid)
     if memory is not None and memory.serves(grid, queries, keys):
         kept, first = memory.tables(pe, keys, q.device, lambda lags: _lag_tables(form, grid, lags, heads))
         if engine == "fused" and pe.sinks() is None:
+            separable = _separable(q, k, form, grid, decoding=True)
             return memory.prepared(form, heads).attend(q, k, v, grid.key_padding_mask, first, rows, separable)
         tables = kept.part(first, count)
     else:
@@ -383,7 +383,7 @@ def _by_lag_tables(
         table=tables.table,
         rows=rows,
         kinks=tables.kinks,
-        separable=separable,
+        separable=_separable(q, k, form, grid),
         sinks=pe.sinks(),
         key_padding_mask=grid.key_padding_mask,
         offset=grid.offset,
@@ -392,26 +392,30 @@ def _by_lag_tables(
     )
 
 
-def _separable(q: Tensor, k: Tensor, form: ScoreForm, grid: Grid) -> OfRowsAndKeys | None:
+def _separable(q: Tensor, k: Tensor, form: ScoreForm, grid: Grid, *, decoding: bool = False) -> OfRowsAndKeys | None:
     """What queries and keys add to static and pre. Pre is linear in B, so wb (u_i + v_j) is again such a sum."""
     if form.separable is None:
         return None
     given = form.separable if isinstance(form.separable, Separable) else form.separable(grid)
     check_separable(given, q, k)
     exact = exact_dtype(q.device)
+    rows, keys = (x.to(exact) for x in given)
+    if decoding and rows.shape[2] == 1:  # the sum is no larger than the keys, and float32 is precise enough for it
+        keys = (rows + keys).float()
+        return OfRowsAndKeys(_with_hidden(form, torch.zeros_like(rows).float()), _with_hidden(form, keys))
 
     # The mean of the keys is moved to the rows. Otherwise large terms would cancel in the gradient of wb.
-    rows, keys = (x.to(exact) for x in given)
     common = keys.detach().mean(-1, keepdim=True)
+    return OfRowsAndKeys(_with_hidden(form, rows + common), _with_hidden(form, keys - common))
 
-    def of(x: Float[Tensor, "#b h n"]) -> Float[Tensor, "#b c n"]:
-        mix = form.mix
-        if mix is None:
-            return x
-        hidden = x.new_zeros(len(x), len(mix.b1), x.shape[2]) if mix.wb is None else mix.wb.to(exact) @ x
-        return torch.cat([x if form.adds_bias else torch.zeros_like(x), hidden], dim=1)
 
-    return OfRowsAndKeys(of(rows + common), of(keys - common))
+def _with_hidden(form: ScoreForm, bias: Float[Tensor, "#b h n"]) -> Float[Tensor, "#b c n"]:
+    """A part of B, and of pre if there is an f."""
+    mix = form.mix
+    if mix is None:
+        return bias
+    hidden = bias.new_zeros(len(bias), len(mix.b1), bias.shape[2]) if mix.wb is None else mix.wb.to(bias.dtype) @ bias
+    return torch.cat([bias if form.adds_bias else torch.zeros_like(bias), hidden], dim=1)
 
 
 def _lag_tables(form: ScoreForm, grid: Grid, lags: Int[Tensor, " n"], heads: int) -> LagTables:

@@ -41,7 +41,8 @@ class Verdict:
 
 class OfRowsAndKeys(NamedTuple):
     """``rows[..., i] + keys[..., j]`` is added to static (the first channels, one for each head) and pre (the others).
-    In float64, because the two may be large and nearly cancel."""
+    In float64, because the two may be large and nearly cancel. For one query the sum may be in ``keys`` in float32, and
+    ``rows`` is 0."""
 
     rows: Float[Tensor, "#b c q"]
     keys: Float[Tensor, "#b c k"]
@@ -49,7 +50,7 @@ class OfRowsAndKeys(NamedTuple):
     def halves(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """Rows and keys, each as two tensors of ``dtype`` whose sum is more precise than one."""
         rounded = [x.to(dtype) for x in self]
-        return [(high, (x - high).to(dtype)) for x, high in zip(self, rounded, strict=True)]
+        return [(high, (x - high.to(x.dtype)).to(dtype)) for x, high in zip(self, rounded, strict=True)]
 
 
 class CellsOfRowsAndKeys:

@@ -41,7 +41,7 @@ struct Ramp {
 };
 
 // Added to static and pre: a number for the row plus one for the key, per channel (heads, then hidden units). Each number is
-// a high and a low part, because the two high parts may be 1e4 and cancel.
+// a high and a low part, because the two high parts may be 1e4 and cancel. The low parts may be absent (null).
 struct Separable {
   const float *rows, *rows_low;  // [item, channel, row]; null if there is none
   long row_item, row_channel;    // strides; that of items is 0 if they share the numbers
@@ -278,9 +278,10 @@ void add_separable(const Call& c, long b, long i, long key, long width, long fir
   const Separable& s = c.separable;
   for (long channel = first; channel < first + channels; channel++, from.at += from.row, to += BLOCK) {
     const long of_row = b * s.row_item + channel * s.row_channel + i, of_key = b * s.key_item + channel * s.key_channel + key;
-    const float row = s.rows[of_row], low = s.rows_low[of_row];
+    const float row = s.rows[of_row], low = s.rows_low ? s.rows_low[of_row] : 0.0f;
     for (long n = 0; n < width; n += LANES) {
-      const Vec x = (load(s.keys + of_key + n) + row) + (load(s.keys_low + of_key + n) + low);
+      Vec x = load(s.keys + of_key + n) + row;
+      if (s.keys_low) x += load(s.keys_low + of_key + n) + low;
       store(to + n, load(from.at + n) + x * factor);
     }
   }

@@ -177,20 +177,28 @@ class SeparableTerms:
     """:class:`OfRowsAndKeys` in the kernel's layout, and their gradients."""
 
     def __init__(self, given: OfRowsAndKeys) -> None:
-        (self._rows, rows_low), (keys, keys_low) = given.halves(torch.float32)
         # The distance of channels is not a power of two, so that they do not share cache sets.
-        missing = library.whole_blocks(keys.shape[-1]) - keys.shape[-1] + library.LINE
-        self._keys_count = keys.shape[-1]
-        self._rows, self._rows_low = self._rows.contiguous(), rows_low.contiguous()
-        self._keys, self._keys_low = (torch.nn.functional.pad(x, (0, missing)).contiguous() for x in (keys, keys_low))
+        missing = library.whole_blocks(given.keys.shape[-1]) - given.keys.shape[-1] + library.LINE
+        self._keys_count = given.keys.shape[-1]
+
+        def padded(x: Tensor) -> Tensor:
+            return torch.nn.functional.pad(x, (0, missing)).contiguous()
+
+        self._low = None
+        rows, keys = given
+        if keys.dtype != torch.float32:
+            (rows, rows_low), (keys, keys_low) = given.halves(torch.float32)
+            self._low = rows_low.contiguous(), padded(keys_low)
+        self._rows, self._keys = rows.contiguous(), padded(keys)
 
     def enter(self, call: library.Call, first_row: int) -> None:
         def strides(x: Tensor) -> tuple[int, int]:
             return (x.stride(0) if len(x) > 1 else 0), x.stride(1)
 
-        rows, low = (x.data_ptr() + 4 * first_row for x in (self._rows, self._rows_low))
-        keys = (self._keys.data_ptr(), self._keys_low.data_ptr())
-        call.separable = library.Separable(rows, low, *strides(self._rows), *keys, *strides(self._keys))
+        rows_low, keys_low = (0, 0) if self._low is None else (x.data_ptr() for x in self._low)
+        rows, rows_low = self._rows.data_ptr() + 4 * first_row, rows_low and rows_low + 4 * first_row
+        keys = (self._keys.data_ptr(), keys_low)
+        call.separable = library.Separable(rows, rows_low, *strides(self._rows), *keys, *strides(self._keys))
 
     def begin_sums(self, batch: int, parts: int) -> None:
         _, channels, queries = self._rows.shape
