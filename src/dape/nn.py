@@ -13,6 +13,7 @@ from dape.config.names import OtherNames, takes_other_names
 from dape.models.cache import LayerCache
 from dape.models.layers import attend
 from dape.ops.attention.operator import Impl
+from dape.ops.linear import linear
 from dape.positional.build import build
 
 __all__ = ["LayerCache", "SelfAttention"]
@@ -137,10 +138,12 @@ class SelfAttention(OtherNames, nn.Module):
             ValueError: on any other ``attn_mask``.
         """
         causal = self.causal if attn_mask is None else _is_causal(attn_mask, x.shape[1], self.causal)
-        q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k, v = (
+            linear(layer, x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
         more = {"key_padding_mask": key_padding_mask, "impl": self.impl}
         y = attend(q, k, v, self.encoding, x=x, cache=cache, causal=causal, **more)
-        return self.out(y.transpose(1, 2).flatten(2))
+        return linear(self.out, y.transpose(1, 2).flatten(2))
 
 
 def _is_causal(mask: Tensor, tokens: int, causal: bool) -> bool:

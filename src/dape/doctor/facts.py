@@ -14,6 +14,7 @@ from dape.machine import available_bytes, in_words, usable_cores
 from dape.ops.attention.check import why_off
 from dape.ops.attention.fused import library
 from dape.ops.attention.fused.available import why_not_compiled
+from dape.ops.linear import serves
 from dape.ops.native import TEXT, find_compiler
 from dape.ops.prebuilt import FOLDER, origin
 from dape.ops.switch import FUSED_MEANINGS, FUSED_SWITCH, MEANINGS, SWITCH, fused_mode, kernels_mode
@@ -39,6 +40,8 @@ def devices() -> Section:
         ("processor", f"{machine()['cpu']}, {usable_cores()} cores for this process, {memory}"),
         ("threads", f"{torch.get_num_threads()} (torch.set_num_threads, OMP_NUM_THREADS, --threads of commands)"),
     ]
+    if serves():
+        lines += [("linear layers", "float32 by oneDNN: MKL, PyTorch's default, does not use this processor's AVX-512")]
     lines += [(str(gpu), describe(gpu)) for gpu in gpus()]
     return section("Devices", lines if gpus() else [*lines, ("GPU", "none that torch can use")])
 

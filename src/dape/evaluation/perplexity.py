@@ -19,6 +19,7 @@ from dape.data.windows import default_reach, evaluation_ends, evaluation_windows
 from dape.errors import UsageError
 from dape.evaluation.config import EARLY, LATE, EvalConfig
 from dape.models.readable import Readable
+from dape.ops.linear import linear
 from dape.positional.randomized import Randomized
 from dape.results.records import Row
 from dape.training.cost import window_bytes
@@ -242,7 +243,7 @@ def nats(model: Readable, hidden: Tensor, targets: Tensor) -> Tensor:
     # In pieces: the logits of a long window with a large vocabulary would be the largest tensor of all.
     step = max(1, LOGITS_AT_ONCE // model.config.vocabulary)
     pieces = zip(hidden.split(step, 1), targets.split(step, 1), strict=True)
-    return torch.cat([_nats(model.head(h), wanted) for h, wanted in pieces], dim=1)
+    return torch.cat([_nats(linear(model.head, h), wanted) for h, wanted in pieces], dim=1)
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:

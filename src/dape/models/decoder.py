@@ -18,6 +18,7 @@ from dape.models.config import DecoderConfig
 from dape.models.init import small_init_, wang_init_
 from dape.models.layers import FeedForward, SelfAttention
 from dape.models.places import Places
+from dape.ops.linear import linear
 from dape.positional.base import PositionalEncoding, require_encoding
 from dape.positional.build import build
 from dape.positional.catalogue import shared_by_layers
@@ -182,4 +183,4 @@ class DecoderLM(Decoder):
     ) -> Float[Tensor, "b q v"]:
         """Logits, or with ``head=False`` hidden states. ``kwargs`` are arguments of :meth:`hidden`."""
         hidden = self.hidden(tokens, **kwargs)
-        return self.head(hidden) if head else hidden
+        return linear(self.head, hidden) if head else hidden

@@ -18,6 +18,7 @@ from dape.models.config import DecoderConfig
 from dape.models.decoder import new_encoding, own_encodings
 from dape.models.dropout import drop
 from dape.models.layers import FeedForward, SelfAttention
+from dape.ops.linear import linear
 from dape.positional.base import PositionalEncoding
 from dape.positional.catalogue import find, shared_by_layers
 from dape.positional.layers import Affine
@@ -84,7 +85,7 @@ class Encoder(nn.Module):
         for index, block in enumerate(self.blocks):
             last = outputs if index == len(self.blocks) - 1 else None
             x = block(x, encodings[index % len(encodings)], noise, last)
-        return self.head(x[:, -outputs:])
+        return linear(self.head, x[:, -outputs:])
 
     @property
     def embeds_positions(self) -> bool:

@@ -12,6 +12,7 @@ from dape.models.cache import Store
 from dape.models.places import Places
 from dape.modules import is_plain
 from dape.ops.attention import attention
+from dape.ops.linear import linear, product
 from dape.positional.base import PositionalEncoding
 from dape.positional.grid import Grid
 
@@ -88,17 +89,17 @@ class SelfAttention(nn.Module):
         q, k, v = self.project(x, last)
         more = {} if places is None else places.for_attention(pe, q.shape[2])
         y = attend(q, k, v, pe, x=x, cache=cache, places=places, causal=self.causal, **more)
-        return self.out(y.transpose(1, 2).flatten(2))
+        return linear(self.out, y.transpose(1, 2).flatten(2))
 
     def project(self, x: Float[Tensor, "b t m"], last: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the last tokens (None: of all), keys and values of all, split into heads."""
         if last is None or last >= x.shape[1] or not is_plain(self.qkv, nn.Linear):
-            q, k, v = self.split(self.qkv(x), 3)
+            q, k, v = self.split(linear(self.qkv, x), 3)
             return q if last is None else q[:, :, -last:], k, v
         width, bias = x.shape[2], self.qkv.bias
         q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
-        (q,) = self.split(nn.functional.linear(x[:, -last:], self.qkv.weight[:width], q_bias), 1)
-        k, v = self.split(nn.functional.linear(x, self.qkv.weight[width:], kv_bias), 2)
+        (q,) = self.split(product(x[:, -last:], self.qkv.weight[:width], q_bias), 1)
+        k, v = self.split(product(x, self.qkv.weight[width:], kv_bias), 2)
         return q, k, v
 
     def split(self, x: Float[Tensor, "b t n"], parts: int) -> list[Float[Tensor, "b h t d"]]:
@@ -114,4 +115,4 @@ class FeedForward(nn.Module):
         self.activation = activation
 
     def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t m"]:
-        return self.down(self.activation(self.up(x)))
+        return linear(self.down, self.activation(linear(self.up, x)))

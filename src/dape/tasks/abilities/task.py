@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dape.models.decoder import DecoderLM
 from dape.models.readable import Readable
+from dape.ops.linear import linear
 from dape.tasks.abilities.base import Ability, Examples
 from dape.tasks.abilities.catalogue import find
 from dape.tasks.abilities.config import AbilityConfig
@@ -71,4 +72,4 @@ def answer_logits(model: Readable, examples: Examples, generator: torch.Generato
     hidden = model.hidden(tokens, encodings=encodings, last=last)
     places = torch.from_numpy(examples.scored - 1 - (tokens.shape[1] - last)).to(tokens.device)
     chosen = hidden.gather(1, places.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-    return model.head(chosen).float()
+    return linear(model.head, chosen).float()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dape.models.readable import Readable
+from dape.ops.linear import linear
 from dape.tasks.base import Batch, Loss
 from dape.tasks.recall.config import RecallConfig
 from dape.tasks.recall.sequences import Sequences, training_batch
@@ -52,4 +53,4 @@ def answer_logits(model: Readable, sequences: Sequences, generator: torch.Genera
     tokens = torch.from_numpy(sequences.tokens[:, :-1]).to(model.embedding.weight.device)
     encodings = model.drawn_encodings(tokens.shape[1], generator)
     hidden = model.hidden(tokens, encodings=encodings, last=2 * sequences.questions - 1)
-    return model.head(hidden[:, ::2]).float()
+    return linear(model.head, hidden[:, ::2]).float()
