@@ -83,7 +83,7 @@ class Doubled(nn.Linear):
 def test_layers_that_do_more_are_called(calls: list[tuple[int, ...]]) -> None:
     x = drawn(5, 8)
     hooked = nn.Linear(8, 4)
-    hooked.register_forward_hook(lambda layer, args, out: out + 1)
+    hooked.register_forward_hook(lambda layer, args, out: torch.add(out, 1))
     torch.testing.assert_close(linear(hooked, x), torch.add(of_torch(x, hooked.weight, hooked.bias), 1))
     doubled = Doubled(8, 4)
     torch.testing.assert_close(linear(doubled, x), 2 * of_torch(x, doubled.weight, doubled.bias))
