@@ -64,7 +64,7 @@ class AbilityJob(Job):
             value=float(right.mean()),
             scored_tokens=right.size,
             protocol=self.test,
-            data_hash=sha256_of(json.dumps(["abilities", 1, self.test, self.config.samples])),
+            data_hash=sha256_of(json.dumps(["abilities", 2, self.test, self.config.samples])),
             windows=self.config.samples,
             step=learned.step,
             tokenizer=f"symbols:{learned.task.ability.vocabulary}",

@@ -13,8 +13,9 @@ LENGTHS = (0, 1, 13, 64, 257)
 
 
 def last_value(tokens):
-    """Answers at every key of the last eight tokens."""
-    context, questions = tokens[:-8], tokens[-8:]
+    """Answers at the keys of the questions: one key for eight tokens, up to 16."""
+    asked = min(16, len(tokens) // 8)
+    context, questions = tokens[: -2 * asked], tokens[-2 * asked :]
     found = []
     for key in questions[::2]:
         at = max(i for i in range(len(context) - 1) if context[i] == key and 16 <= key < 32)
@@ -23,7 +24,7 @@ def last_value(tokens):
 
 
 def two_token_keys(tokens):
-    questions = 3 if (len(tokens) - 9) // 4 >= 3 else (len(tokens) - 9) // 4
+    questions = min(8, len(tokens) // 8)
     context, rest = tokens[: -3 * questions], tokens[-3 * questions :]
     table = {(a, b): c for a, b, c in zip(context, context[1:], context[2:], strict=False) if 16 <= a < 24 <= b < 32}
     return [table[rest[n], rest[n + 1]] for n in range(0, len(rest), 3)]
@@ -45,19 +46,20 @@ def needle(tokens):
 
 
 def many_needles(tokens):
-    name = tokens[-5:-3]
-    for i in range(len(tokens) - 6):
-        if tokens[i] == 16 and tokens[i + 1 : i + 3] == name:
-            return tokens[i + 3 : i + 6]
-    raise AssertionError("no such needle")
+    count = min(64, len(tokens) // 10)
+    context, questions = tokens[: -5 * count], tokens[-5 * count :]
+    table = {context[i + 1]: context[i + 2 : i + 5] for i in range(len(context)) if context[i] == 16}
+    return [content for i in range(0, 5 * count, 5) for content in table[questions[i + 1]]]
 
 
 def variables(tokens):
     source = {tokens[i + 1]: tokens[i + 2] for i in range(len(tokens) - 2) if tokens[i] == 16}
-    at = tokens[-2]
-    while at in source:
-        at = source[at]
-    return [at]
+    found = []
+    for at in tokens[-12::2]:
+        while at in source:
+            at = source[at]
+        found.append(at)
+    return found
 
 
 def common_word(tokens):
@@ -76,16 +78,15 @@ def frequent_words(tokens):
 
 
 def block_search(tokens):
-    label, number = tokens[-4:-2], tokens[-2] - 65
-    for i in range(len(tokens) - 7):
-        if tokens[i] == 32 and tokens[i + 1 : i + 3] == label:
-            return [tokens[i + 3 + number]]
-    raise AssertionError("no such block")
+    count = len(tokens) // 12
+    context, questions = tokens[: -5 * count], tokens[-5 * count :]
+    blocks = {tuple(context[i + 1 : i + 3]): context[i + 3 : i + 7] for i in range(len(context)) if context[i] == 32}
+    return [blocks[tuple(questions[i + 1 : i + 3])][questions[i + 3] - 65] for i in range(0, 5 * count, 5)]
 
 
 def counting(tokens):
-    body = tokens[:-4]
-    return [32 + body.count(tokens[-4] - 24), 32 + body.count(tokens[-2] - 24)]
+    body, asked = tokens[:-8], tokens[-8::2]
+    return [32 + body.count(symbol - 24) for symbol in asked]
 
 
 def copying(tokens):

@@ -1,6 +1,6 @@
 """Counting: how often did this symbol occur?
 
-    . a . . b a . . c . a .    ?a 3
+    . a . . b a . . c . a .    ?b 1 ?a 3 ...
 
 Symbols a to h (0 to 7) occur up to nine times each, at all lengths; noise 8 to 23 fills the rest; questions 24 to 31,
 counts 32 to 41. The number of occurrences stays the same while the context grows, so only their distances change."""
@@ -9,7 +9,7 @@ import numpy as np
 
 from dape.tasks.abilities.base import Ability, Examples, one_by_one
 
-SYMBOLS, NOISE, NOISES, ASK, COUNT, MOST, QUESTIONS = 8, 8, 16, 24, 32, 9, 2
+SYMBOLS, NOISE, NOISES, ASK, COUNT, MOST, QUESTIONS = 8, 8, 16, 24, 32, 9, 4
 
 
 class Counting(Ability):

@@ -1,53 +1,42 @@
 """Needles in a haystack, as RULER has them: a name and a text of three tokens, and the name again at the end.
 
     single:   . . . . # n7 a b c . . . . . . .    # n7 a b c
-    many:     # n2 d e f # n7 a b c # n4 g h i    # n7 a b c
+    many:     # n2 d e f . # n7 a b c . .         # n7 a b c # n2 d e f
 
-``Needle``: one needle in noise. ``ManyNeedles``: the haystack is needles, names of two tokens, one of which is asked
-for. Noise 0 to 15, the mark 16, names 17 to 48, contents 49 to 80. The first finds anything that is marked; the second
-must select one among as many as there is room for."""
+``Needle``: one needle in noise. ``ManyNeedles``: as many needles as there is room for, up to 64, and all of them are
+asked for in another order. Noise 0 to 15, the mark 16, names 17 to 80, contents 81 to 112. The first finds anything
+that is marked; the second must select one among many."""
 
 import numpy as np
 
-from dape.tasks.abilities.base import Ability, Examples, one_by_one
+from dape.tasks.abilities.base import Ability, Examples, one_by_one, spread
 
-MARK, NAME, CONTENT, NAMES, CONTENTS, SIZE = 16, 17, 49, 32, 32, 3
+MARK, NAME, NAMES, CONTENT, CONTENTS, SIZE = 16, 17, 64, 81, 32, 3
+WIDTH = 2 + SIZE
 
 
 class Needle(Ability):
-    vocabulary = 81
+    vocabulary = CONTENT + CONTENTS
     shortest = 12
+    most = 1
 
     def draw(self, generator: np.random.Generator, size: int, length: int) -> Examples:
         return one_by_one(size, lambda: self._one(generator, length))
 
     def _one(self, generator: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray]:
+        count = min((length + 1) // (2 * WIDTH), self.most)
+        context = length + 1 - WIDTH * count
+        names = NAME + generator.permutation(NAMES)[:count]
+        contents = CONTENT + generator.integers(0, CONTENTS, (count, SIZE))
+        needles = np.column_stack([np.full(count, MARK), names, contents])
         tokens = generator.integers(0, MARK, length + 1)
-        needle = _needle(generator, NAME + generator.integers(0, NAMES, 1))
-        context = length + 1 - len(needle)
-        place = int(generator.integers(0, context - len(needle) + 1))
-        tokens[place : place + len(needle)] = tokens[context:] = needle
-        return tokens, np.arange(length + 1 - SIZE, length + 1)
+        for place, needle in zip(spread(generator, context, count, WIDTH), needles, strict=True):
+            tokens[place : place + WIDTH] = needle
+        tokens[context:] = generator.permutation(needles).ravel()
+        answers = context + np.arange(WIDTH * count).reshape(count, WIDTH)[:, -SIZE:]
+        return tokens, answers.ravel()
 
 
-class ManyNeedles(Ability):
-    vocabulary = 81
+class ManyNeedles(Needle):
     shortest = 24
-
-    def draw(self, generator: np.random.Generator, size: int, length: int) -> Examples:
-        return one_by_one(size, lambda: self._one(generator, length))
-
-    def _one(self, generator: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray]:
-        tokens = generator.integers(0, MARK, length + 1)
-        width = 3 + SIZE
-        count = min((length + 1) // width - 1, NAMES**2)
-        names = generator.choice(NAMES**2, count, replace=False)
-        needles = [_needle(generator, NAME + np.array([n // NAMES, n % NAMES])) for n in names]
-        begin = length + 1 - width * (count + 1)
-        for n, needle in enumerate([*needles, needles[int(generator.integers(count))]]):
-            tokens[begin + width * n : begin + width * (n + 1)] = needle
-        return tokens, np.arange(length + 1 - SIZE, length + 1)
-
-
-def _needle(generator: np.random.Generator, name: np.ndarray) -> np.ndarray:
-    return np.concatenate([[MARK], name, CONTENT + generator.integers(0, CONTENTS, SIZE)])
+    most = NAMES

@@ -1,10 +1,10 @@
-"""Variable tracking, as RULER has it: assignments in chains, and the value at the end of one.
+"""Variable tracking, as RULER has it: assignments in chains, and the value of every variable.
 
-    . x3=9 . . x5=x3 . x1=4 . . x2=x5 . x7=x1 .    x2 9
+    . x3=9 . . x5=x3 . x1=4 . . x2=x5 . x7=x1 .    x2 9 x1 4 x3 9 ...
 
 written as three tokens each: a mark, the variable, and a value or the variable before it. Two chains of three variables
-are mixed among noise; the question is the last variable of one. Noise 0 to 15, the mark 16, variables 17 to 40, values
-41 to 72. It takes one lookup per link, each from where the one before has led."""
+are mixed among noise. All are asked for, which takes one, two or three lookups, each from where the one before has led.
+Noise 0 to 15, the mark 16, variables 17 to 40, values 41 to 72."""
 
 import numpy as np
 
@@ -16,14 +16,14 @@ CHAINS, LINKS = 2, 3
 
 class Variables(Ability):
     vocabulary = 73
-    shortest = 3 * CHAINS * LINKS + 4
+    shortest = 5 * CHAINS * LINKS
 
     def draw(self, generator: np.random.Generator, size: int, length: int) -> Examples:
         return one_by_one(size, lambda: self._one(generator, length))
 
     def _one(self, generator: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray]:
         tokens = generator.integers(0, MARK, length + 1)
-        context = length - 1
+        context = length + 1 - 2 * CHAINS * LINKS
         names = VARIABLE + generator.permutation(VARIABLES)[: CHAINS * LINKS].reshape(CHAINS, LINKS)
         values = VALUE + generator.permutation(VALUES)[:CHAINS]
         order = generator.permutation(np.repeat(np.arange(CHAINS), LINKS))
@@ -33,6 +33,6 @@ class Variables(Ability):
             source = values[chain] if link == 0 else names[chain, link - 1]
             tokens[place : place + 3] = MARK, names[chain, link], source
             done[chain] += 1
-        asked = int(generator.integers(CHAINS))
-        tokens[-2:] = names[asked, -1], values[asked]
-        return tokens, np.array([length])
+        asked = generator.permutation(CHAINS * LINKS)
+        tokens[context::2], tokens[context + 1 :: 2] = names.ravel()[asked], values[asked // LINKS]
+        return tokens, np.arange(context + 1, length + 1, 2)

@@ -3,9 +3,9 @@
     common:     w4 w9 w4 w2 w4 w9 w4 ...      ? w4
     frequent:   w1 w7 w1 . w3 w1 w7 ...       ? w1 w7 w3
 
-``CommonWord``: one word is three times as frequent as each of the others. ``FrequentWords``: frequencies fall by Zipf's
-law and a part of the tokens is noise; the three most frequent words in their order. Words 0 to 31, noise 32 to 47, the
-question 48. Nothing is looked up: the whole context is summed, however long it is."""
+``CommonWord``: one word is about half as frequent again as each of the others. ``FrequentWords``: frequencies fall by
+Zipf's law and a part of the tokens is noise; the three most frequent words in their order. Words 0 to 31, noise 32 to
+47, the question 48. Nothing is looked up: the whole context is summed, however long it is."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class CommonWord(Ability):
     def _one(self, generator: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray]:
         words = generator.permutation(WORDS)[: self.others + 1]
         room = length - 1
-        each = room // (self.others + 3)
+        each = int(room / (self.others + 1.5))
         counts = np.array([room - self.others * each, *[each] * self.others])
         tokens = [*generator.permutation(np.repeat(words, counts)), ASK, words[0]]
         return np.array(tokens), np.array([length])
