@@ -32,6 +32,8 @@ print("and complains", file=sys.stderr, flush=True)
 if what in ("wait", "stubborn"):
     time.sleep(60)
 time.sleep(0.1)
+if what == "tell":
+    print(os.environ["MALLOC_MMAP_THRESHOLD_"], os.environ["MALLOC_TRIM_THRESHOLD_"], flush=True)
 if what == "die":
     os.kill(os.getpid(), signal.SIGKILL)
 if what == "fail":
@@ -180,3 +182,11 @@ def test_last_words(tmp_path):
 
 def test_cores():
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+def test_workers_keep_the_memory_of_large_tensors(task, monkeypatch):
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")  # what a user has set counts
+    told = task("told", "tell")
+    assert [code for _, code in Local(1).run([told], tick=lambda running: None)] == [0]
+    assert f"{1 << 28} 131072" in told.log.read_text()

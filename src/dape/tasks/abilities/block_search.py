@@ -15,7 +15,7 @@ CONTENTS, MARK, LABEL, LABELS, NUMBER, SIZE = 32, 32, 33, 32, 65, 4
 
 class BlockSearch(Ability):
     vocabulary = 69
-    shortest = 24
+    shortest = 12
 
     def draw(self, generator: np.random.Generator, size: int, length: int) -> Examples:
         return one_by_one(size, lambda: self._one(generator, length))

@@ -38,5 +38,4 @@ class Needle(Ability):
 
 
 class ManyNeedles(Needle):
-    shortest = 24
     most = NAMES

@@ -16,7 +16,7 @@ PAIRS = 8
 
 class TwoTokenKeys(Ability):
     vocabulary = 64
-    shortest = 16
+    shortest = 8
 
     def draw(self, generator: np.random.Generator, size: int, length: int) -> Examples:
         pairs = min(PAIRS, (length + 1) // 8)
