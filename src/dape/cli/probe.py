@@ -35,7 +35,7 @@ class Probe:
 
     --train --tests NAME... trains them on other generated tests instead, of one ability each: last-value,
     two-token-keys, power-gaps, needle, many-needles, variables, common-word, frequent-words, block-search, counting,
-    copying, addition; or on a set: core (the four that differ most in what they need), ruler, all. docs/probe.md
+    copying, addition; or on a set: core (the five that differ most in what they need), ruler, all. docs/probe.md
     describes the tests.
     """
 

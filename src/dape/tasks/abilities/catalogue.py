@@ -31,7 +31,7 @@ _LINES = [
     Entry("power-gaps", "power_gaps:PowerGaps", "scale: pairs at all distances, by a power law"),
     Entry("needle", "needles:Needle", "retrieval: one marked text in noise (RULER, single)"),
     Entry("many-needles", "needles:ManyNeedles", "selection: one text among as many as there is room for (RULER, multi-key)"),
-    Entry("variables", "variables:Variables", "tracing: three lookups, each from where the last one led (RULER)"),
+    Entry("variables", "variables:Variables", "tracing: up to three lookups, each from where the last one led (RULER)"),
     Entry("common-word", "words:CommonWord", "aggregation: the most common word of the whole context (RULER)"),
     Entry("frequent-words", "words:FrequentWords", "ranking: the three most frequent words in order (RULER)"),
     Entry("block-search", "block_search:BlockSearch", "addressing: a block by its label, then a place inside it"),
@@ -42,7 +42,7 @@ _LINES = [
 
 ABILITIES: dict[str, Entry] = {entry.name: entry for entry in _LINES}
 RULER = ("needle", "many-needles", "variables", "common-word", "frequent-words")
-CORE = ("last-value", "power-gaps", "block-search", "copying")
+CORE = ("last-value", "power-gaps", "many-needles", "counting", "copying")
 SETS = {"core": CORE, "ruler": RULER, "all": tuple(ABILITIES)}
 """A name for several tests."""
 
