@@ -118,6 +118,19 @@ void attend(const Sizes& s) {
   require(dape_backward(&c, &g) == 0, "memory");
   for (long n = 0; n < d_q.size; n++) require(std::isfinite(d_q.numbers[n]), "every gradient of q is written");
   for (Buffer* found : {&out, &d_q, &d_wa, &d_w2}) tell(*found);
+  if (!s.ramps) return;
+
+  // The cells that items share, and the ramps' gradients from those of the cells.
+  const long row = padded(s.keys), cells = s.queries * row + 16;
+  Buffer written(channels * cells, NAN), d_cells = random_numbers(channels * cells);
+  c.fixed = {written.at(), 0, cells, row}, c.pre = {s.hidden ? written.at() + s.heads * cells : nullptr, 0, cells, row};
+  require(dape_ramp_cells(&c) == 0, "memory");
+  g.d_fixed = d_cells.at(), g.d_pre = s.hidden ? d_cells.at() + s.heads * cells : nullptr;
+  require(dape_ramp_backward(&c, &g) == 0, "memory");
+  for (long h = 0; h < s.heads; h++)
+    for (long i = 0; i < s.queries; i++)
+      for (long n = 0; n < seen(c, i); n++) require(std::isfinite(written.numbers[h * cells + i * row + n]), "every cell is written");
+  for (Buffer* found : {&d_table, &d_rows, &d_slopes, &d_levels}) tell(*found);
 }
 
 }  // namespace

@@ -155,13 +155,15 @@ def test_uses_the_threads_of_torch():
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["dape_forward", "dape_decode", "dape_backward"])
+@pytest.mark.parametrize(
+    "name", ["dape_forward", "dape_decode", "dape_backward", "dape_ramp_cells", "dape_ramp_backward"]
+)
 def test_memory_that_is_not_there_is_an_error(name):
     """No machine has scratch space for so many hidden units; nothing else of the call is looked at before."""
     call = library.Call(batch=1, heads=1, kv_heads=1, queries=1, keys=1, width=8, value_width=8, threads=2, splits=1)
-    call.hidden = 1 << 40
+    call.hidden, call.ramp.table, call.ramp.pieces = 1 << 40, 64, 1
     with pytest.raises(MemoryError, match=f"scratch space of {name}; fewer threads"):
-        library.run(name, *((call, library.Backward(parts=1)) if name == "dape_backward" else (call,)))
+        library.run(name, *((call, library.Backward(parts=1)) if name.endswith("backward") else (call,)))
 
 
 @needs_compiler

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import dape
+from dape.ops.attention.fused import library, run
 from dape.ops.attention.fused.available import why_not_compiled
 from dape.ops.attention.lag_tables import lag_attention
 from dape.ops.attention.memory import LagMemory
@@ -17,7 +18,7 @@ from dape.positional.fire import Fire
 from dape.positional.gated import Gated
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
-ENGINES = ["blocked", "fused"]
+ENGINES = ["blocked", "fused", "fused, shared"]
 
 
 def make(name: str = "fire", length: int = 16, **options):
@@ -59,10 +60,31 @@ def assert_near(inputs: list[Tensor], pe, engine: str, *, half: float = 0.0, **c
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request) -> str:
-    if request.param == "fused" and (reason := why_not_compiled(torch.empty(0))):
+def engine(request, monkeypatch) -> str:
+    """Its name. "shared": cells are evaluated once for all items of a call, however few they are."""
+    name, *shared = request.param.split(", ")
+    if name == "fused" and (reason := why_not_compiled(torch.empty(0))):
         pytest.skip(reason)
-    return request.param
+    monkeypatch.setattr(run, "SHARED_ITEMS", 1 if shared else 1 << 30)
+    return name
+
+
+@pytest.mark.skipif(why_not_compiled(torch.empty(0)) is not None, reason="needs the compiled kernel")
+@pytest.mark.parametrize(("items", "length", "shared"), [(16, 20, True), (15, 20, False), (16, 300, False)])
+def test_many_items_share_cells_that_fit_the_cache(monkeypatch, items, length, shared):
+    called = []
+    real = library.run
+    monkeypatch.setattr(library, "run", lambda name, *structures: (called.append(name), real(name, *structures)))
+    inputs = draw(length, batch=items)
+    dape.attention(*inputs, make("dape-fire"), impl="fused").sum().backward()
+    of_cells = ["dape_ramp_cells"] if shared else []
+    assert called == [
+        *of_cells,
+        "dape_forward",
+        *of_cells,
+        "dape_backward",
+        *(["dape_ramp_backward"] if shared else []),
+    ]
 
 
 def coinciding_kinks(fire: Fire) -> None:

@@ -23,7 +23,17 @@ from dape.ops.attention.fused import library
 from dape.ops.attention.fused.available import why_not_built, why_not_compiled
 from dape.ops.attention.fused.convolved import MOST_TAPS, Convolved
 from dape.ops.attention.fused.heads import Counted, Relative, entries_of
-from dape.ops.attention.fused.run import LOG2_E, Attention, Mixer, Ramps, Term, Terms, outputs
+from dape.ops.attention.fused.run import (
+    LOG2_E,
+    AnyTerms,
+    Attention,
+    Mixer,
+    Ramps,
+    SharedRamps,
+    Term,
+    Terms,
+    outputs,
+)
 from dape.ops.attention.tiles import TileTerms
 from dape.positional.base import ScoreForm
 from dape.positional.grid import Grid
@@ -83,9 +93,13 @@ class Cpp(KernelEngine):
     def outputs(self, call: Call) -> tuple[Tensor, Tensor]:
         return outputs(call.q, call.v)
 
-    def tables(self, attention: Attention, call: Call, terms: Tables) -> Terms | Ramps:
+    def tables(self, attention: Attention, call: Call, terms: Tables) -> AnyTerms:
         if isinstance(terms, RampTerms):
-            return Ramps.of(terms.table, terms.kinks, terms.static, terms.pre).on_rows(terms.rows, 0)
+            ramps = Ramps.of(terms.table, terms.kinks, terms.static, terms.pre).on_rows(terms.rows, 0)
+            size = (call.queries, call.keys)
+            if attention.few_rows or not SharedRamps.pay(ramps, len(call.q), *size):
+                return ramps
+            return SharedRamps(ramps, *size, call.causal_offset)
         lags = call.queries + call.keys - 1
         own = laid_out(terms.static, terms.pre, call.q.shape[1], lags, call.first_hidden)
         learns = terms.static is not None and terms.learns_static

@@ -485,6 +485,21 @@ void add_to_separable(const Call& c, const Backward& g, long b, long i, long key
   }
 }
 
+// A thread's sums for slopes and levels, one number for each vector lane.
+struct RampSums {
+  long count;  // pieces times channels
+  float *slopes, *levels;
+  static long pairs(const Call& c) { return c.ramp.table ? c.ramp.pieces * RampRow::channels(c) : 0; }
+  static long numbers(const Call& c) { return 2 * pairs(c) * LANES + 64; }
+  RampSums(const Call& c, Scratch& scratch)
+      : count(pairs(c)), slopes(scratch.take(count * LANES)), levels(scratch.take(count * LANES)) {}
+  void begin() const { std::memset(slopes, 0, 4 * count * LANES), std::memset(levels, 0, 4 * count * LANES); }
+  void give(const Backward& g, long t) const {
+    fold_lanes(count, slopes, g.d_slopes + t * count);
+    fold_lanes(count, levels, g.d_levels + t * count);
+  }
+};
+
 // A chunk of rows: writes the weights to P, and replaces the gradient of the weights in G by that of the scores.
 void backward_chunk(const Call& c, const Backward& g, const Shape& s, long b, long i, long rows, long key, long width,
                     const Planes& p, const Sums& sums) {
@@ -679,21 +694,21 @@ long dape_backward(const Call* call, const Backward* backward) {
   {
     const long plane = c.heads * s.plane, chunk = c.hidden * CHUNK_ROW, lanes = c.heads * c.hidden * LANES;
     const long d_q = c.heads * s.rows * padded(c.width);
-    const long channels = RampRow::channels(c), of_pieces = c.ramp.table ? c.ramp.pieces * channels * LANES : 0;
-    Scratch scratch(3 * plane + 2 * chunk + d_q + 2 * lanes + 2 * of_pieces + 512 + RampRow::numbers(c) + OwnBackward::numbers(c));
+    const long channels = RampRow::channels(c);
+    Scratch scratch(3 * plane + 2 * chunk + d_q + 2 * lanes + 512 + RampRow::numbers(c) + RampSums::numbers(c) + OwnBackward::numbers(c));
     RampRow ramps(c, scratch);
     const Planes p = {scratch.take(plane), scratch.take(plane), scratch.take(plane),
                       scratch.take(chunk), scratch.take(chunk), scratch.take(d_q), &ramps};
     float *wa = scratch.take(lanes), *w2 = scratch.take(lanes);
-    float *slopes = scratch.take(of_pieces), *levels = scratch.take(of_pieces);
+    const RampSums of_ramps(c, scratch);
     const bool idle = scratch.missing(failed);
     OwnBackward own(c, g, scratch);
     // If OpenMP starts fewer threads than requested, they do the work of the missing ones too.
     for (long t = omp_get_thread_num(); t < c.threads && !idle; t += omp_get_num_threads()) {
       std::memset(wa, 0, 4 * lanes), std::memset(w2, 0, 4 * lanes);
-      std::memset(slopes, 0, 4 * of_pieces), std::memset(levels, 0, 4 * of_pieces);
+      of_ramps.begin();
       Sums sums = {g.d_fixed + t * g.fixed_span, g.d_pre + t * g.pre_span, wa, w2, nullptr, nullptr,
-                         g.d_table + t * g.table_span, slopes, levels, nullptr};
+                         g.d_table + t * g.table_span, of_ramps.slopes, of_ramps.levels, nullptr};
       for (long share = t; share < c.batch * g.parts; share += c.threads) {
         const long b = share / g.parts, part = share % g.parts;
         sums.of_keys = g.d_of_keys + (part * c.batch + b) * channels * c.separable.key_channel;
@@ -704,11 +719,60 @@ long dape_backward(const Call* call, const Backward* backward) {
         fold_lanes(c.hidden * c.heads, wa, g.d_wa + t * c.hidden * c.heads);
         fold_lanes(c.heads * c.hidden, w2, g.d_w2 + t * c.heads * c.hidden);
       }
-      if (c.ramp.table) {
-        const long count = c.ramp.pieces * channels;
-        fold_lanes(count, slopes, g.d_slopes + t * count);
-        fold_lanes(count, levels, g.d_levels + t * count);
+      if (c.ramp.table) of_ramps.give(g, t);
+    }
+  }
+  return failed;
+}
+
+// Ramps that many items share are evaluated once for all of them. Writes the cells of `fixed` and `pre` that a tile reads.
+long dape_ramp_cells(const Call* call) {
+  const Call& c = *call;
+  long failed = 0;
+#pragma omp parallel num_threads(c.threads)
+  {
+    Scratch scratch(RampRow::numbers(c));
+    RampRow row(c, scratch);
+    const bool idle = scratch.missing(failed);
+#pragma omp for schedule(static)
+    for (long i = 0; i < c.queries; i++) {
+      const long keys = seen(c, least(i + MOST_ROWS, c.queries) - 1);  // of any row of the tile
+      for (long key = 0; key < keys && !idle; key += BLOCK) {
+        const long width = padded(least(BLOCK, keys - key));
+        evaluate_ramps(c, 0, i, key, width, row);
+        for (long channel = 0; channel < RampRow::channels(c); channel++) {
+          float* to = channel < c.heads ? number(c.fixed, 0, channel, i) : number(c.pre, 0, channel - c.heads, i);
+          std::memcpy(to + key, row.terms + channel * BLOCK, 4 * width);
+        }
       }
+    }
+  }
+  return failed;
+}
+
+// The gradients of the ramps from those of `fixed` and `pre`, which are the sums over the items.
+long dape_ramp_backward(const Call* call, const Backward* backward) {
+  const Call& c = *call;
+  const Backward& g = *backward;
+  long failed = 0;
+#pragma omp parallel num_threads(c.threads)
+  {
+    Scratch scratch(RampRow::numbers(c) + RampSums::numbers(c));
+    RampRow row(c, scratch);
+    const RampSums of_ramps(c, scratch);
+    const bool idle = scratch.missing(failed);
+    for (long t = omp_get_thread_num(); t < c.threads && !idle; t += omp_get_num_threads()) {
+      of_ramps.begin();
+      const Sums sums = {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, g.d_table + t * g.table_span, of_ramps.slopes,
+                         of_ramps.levels, nullptr};
+      for (long i = t; i < c.queries; i += c.threads)
+        for (long key = 0; key < seen(c, i); key += BLOCK) {
+          const long width = padded(least(BLOCK, seen(c, i) - key));
+          const float *G = g.d_fixed + i * c.fixed.row + key, *Z = c.hidden ? g.d_pre + i * c.pre.row + key : nullptr;
+          cut(c, 0, i, key, width, row);
+          add_ramps(c, g, 0, i, key, width, G, c.fixed.head, Z, c.pre.head, row, sums);
+        }
+      of_ramps.give(g, t);
     }
   }
   return failed;

@@ -100,7 +100,7 @@ def opened(path: Path) -> ctypes.CDLL:
     assert math.isclose(library.dape_slope(), LEAKY_SLOPE, rel_tol=1e-6)
     library.dape_pack.argtypes = [c_long] * 4 + [View, c_float, c_void_p, c_long, c_long]
     library.dape_pack.restype = None
-    for name in ("dape_forward", "dape_decode", "dape_backward"):
+    for name in ("dape_forward", "dape_decode", "dape_backward", "dape_ramp_cells", "dape_ramp_backward"):
         getattr(library, name).restype = c_long
     return library
 
