@@ -180,10 +180,10 @@ class SharedRamps:
     """Ramps that many items share, evaluated once for all of them. Their gradients are those of the items' sum."""
 
     def __init__(self, ramps: Ramps, queries: int, keys: int, causal_offset: int | None) -> None:
-        channels, self._row = ramps.slopes.shape[1], library.padded(keys)
+        channels = ramps.slopes.shape[1]
         self.ramps = ramps
-        # The distance of channels is not a power of two, so that they do not share cache sets.
-        self.cells = library.empty(channels, queries * self._row + library.LINE)
+        # The channels of a row are neighbours, because a row is computed at a time.
+        self.cells = library.empty(queries, channels, library.padded(keys))
         self._shape = dict(
             batch=1, heads=ramps.heads, hidden=channels - ramps.heads, queries=queries, keys=keys,
             threads=torch.get_num_threads(), causal=causal_offset is not None, offset=causal_offset or 0,
@@ -202,10 +202,12 @@ class SharedRamps:
         return call
 
     def enter(self, call: library.Call) -> None:
-        call.fixed, call.pre = (library.View(x.data_ptr(), 0, x.stride(0), self._row) for x in self.split(self.cells))
+        row, channel, _ = self.cells.stride()
+        call.fixed, call.pre = (library.View(at, 0, channel, row) for at in self.starts(self.cells))
 
-    def split(self, cells: Float[Tensor, "c n"]) -> tuple[Float[Tensor, "h n"], Float[Tensor, "D n"]]:
-        return cells[: self.ramps.heads], cells[self.ramps.heads :]
+    def starts(self, cells: Float[Tensor, "q c n"]) -> tuple[int, int]:
+        """Addresses of static and pre in ``cells``."""
+        return cells.data_ptr(), cells.data_ptr() + 4 * self.ramps.heads * cells.stride(1)
 
     def sums(self, batch: int, threads: int) -> "_SharedRampSums":
         return _SharedRampSums(self, threads)
@@ -220,8 +222,8 @@ class _SharedRampSums:
     def enter(self, backward: library.Backward) -> None:
         self._point(backward, self._cells[0])
 
-    def _point(self, backward: library.Backward, cells: Float[Tensor, "c n"]) -> None:
-        backward.d_fixed, backward.d_pre = (x.data_ptr() for x in self._of.split(cells))
+    def _point(self, backward: library.Backward, cells: Float[Tensor, "q c n"]) -> None:
+        backward.d_fixed, backward.d_pre = self._of.starts(cells)
         backward.fixed_span = backward.pre_span = cells.numel()
 
     def total(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
