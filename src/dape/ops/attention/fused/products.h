@@ -185,7 +185,8 @@ void product(long M, long N, long K, const float* A, long a_row, long a_col, con
     const float* a = A + m * a_row;
     float* c = C + m * c_row;
     const Strided i = {I.at + m * I.row, I.row}, x = {X.at + m * X.row, X.row};
-    if (left >= 6 && left != 8) row_product<6, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 6;
+    if (LANES == 16 && left % 8 == 0) row_product<8, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 8;
+    else if (left >= 6 && left != 8) row_product<6, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 6;
     else if (left >= 4) row_product<4, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 4;
     else if (left >= 2) row_product<2, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 2;
     else row_product<1, END>(N, K, a, a_row, a_col, B, b_row, i, x, c, c_row), m += 1;
