@@ -175,8 +175,8 @@ void row_product(long N, long K, const float* A, long a_row, long a_col, const f
     block_product<M, 1, END>(K, A, a_row, a_col, B + n, b_row, {I.at + n, I.row}, {X.at + n, X.row}, C + n, c_row);
 }
 
-// N is a multiple of LANES. Six rows fill the registers of AVX2. At least four are needed to hide the latency, so eight rows
-// are computed as four and four, not six and two.
+// N is a multiple of LANES. Six rows fill the registers of AVX2; AVX-512 has registers for eight. At least four are needed to
+// hide the latency, so with AVX2 eight rows are computed as four and four, not six and two.
 template <End END>
 void product(long M, long N, long K, const float* A, long a_row, long a_col, const float* B, long b_row, float* C, long c_row,
              Strided I = {nullptr, 0}, Strided X = {nullptr, 0}) {
