@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.experiments.reproduce.test_ladder import rows as ladder_rows
 
 from dape.evaluation.chomsky_scores import summarise
+from dape.experiments.reproduce.ladder import RUNG_HEADS, TEST_HEADS
 from dape.report.page import Claim, Maps, Section, build_page
 from dape.report.page.build import MARKERS
 from dape.report.page.curves import curve_block, effect, in_short
@@ -360,3 +362,27 @@ def test_one_length_has_a_table_and_no_chart(make_rows):
     block = curve_block(split(make_rows({"rope": {128: 9.0}, "alibi": {128: 8.0}}))[0], [])
     assert not block.charts and len(block.tables[0].lines) == 2
     assert "<figure" not in build_page([Section("A", rows=make_rows({"rope": {128: 9.0}}))], "T")
+
+
+# Evidence ------------------------------------------------------------------------------------------------------------
+
+
+def test_folders_of_several_rungs_begin_with_the_registered_tests():
+    rungs = [Section(str(n), [], ladder_rows(tokens=n)) for n in (2_000_000, 8_192_000)]
+    page = Page(build_page(rungs, "Rungs"))
+    tests, perplexities = page.tables[:2]
+    assert tests[0] == list(TEST_HEADS) and perplexities[0] == list(RUNG_HEADS)
+    by_id = {line[0]: line for line in tests[1:]}
+    assert by_id["E1/16x"][2:4] == ["5 of 5", "+2.02%"] and by_id["E1/16x"][-1] == "yes"
+    assert by_id["E2/1x"][2:] == ["0 of 5", "-", "-", "-", "incomplete"]
+    assert [line[0] for line in perplexities[1:]] == ["books3 (the paper)", "stdlib", "stdlib"]
+    assert perplexities[1][5:8] == ["19.68 (1)", "19.64 (1)", "19.22 (1)"]  # Table 5 at the training length
+    (chart,) = [json.loads(text) for kind, text in page.scripts if '"ours"' in text and '"n = 5"' in text]
+    assert {point["s"]: point["y"] for point in chart["ours"]}["stdlib, 125m, 1x"] == pytest.approx(
+        100 * math.expm1(0.02)
+    )
+    assert "E1/16x, content helps on stdlib at 16x: yes." in page.text
+
+
+def test_one_rung_has_no_section_of_evidence():
+    assert "Registered tests" not in build_page([Section("one", [], ladder_rows())], "One")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.experiments.reproduce.test_ladder import rows as ladder_rows
 
 from dape.report.page import Claim, Maps, Section, build_page
 from dape.results.paper import load
@@ -321,6 +322,19 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser, page):
         drawn(browser, selector)
     widths = browser.run("const e = document.documentElement; return [e.scrollWidth, e.clientWidth]")
     assert widths[0] <= widths[1] <= 390
+
+
+def test_the_ladder_of_evidence_is_drawn(browser, tmp_path):
+    rungs = [Section(str(n), [], ladder_rows(tokens=n)) for n in (2_000_000, 8_192_000)]
+    path = tmp_path / "report.html"
+    path.write_text(build_page(rungs, "Rungs"), encoding="utf-8")
+    browser.open(path, width=390)
+    drawn(browser, "#s1 figure.ladder")
+    # stdlib at 1x and at 16x over two rungs; a line of one rung, such as the paper's, is a path without length
+    browser.becomes(LINES, 4, "#s1 figure.ladder")
+    widths = browser.run("const e = document.documentElement; return [e.scrollWidth, e.clientWidth]")
+    assert widths[0] <= widths[1] <= 390
+    assert browser.console() == []
 
 
 def test_colours_follow_the_system_until_they_are_chosen(browser, page):

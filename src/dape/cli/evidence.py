@@ -26,7 +26,7 @@ class ShowEvidence:
 
 
 def run(config: ShowEvidence) -> int:
-    from dape.experiments.reproduce.ladder import Ladder, as_markdown
+    from dape.experiments.reproduce.ladder import Ladder, as_markdown, paper_rows
     from dape.results.records import read_rows
 
     if absent := [folder for folder in config.folder if not folder.is_dir()]:
@@ -36,9 +36,10 @@ def run(config: ShowEvidence) -> int:
         raise UsageError(f"{', '.join(map(str, config.folder))}: no results.jsonl in there")
     if config.out is not None:
         check_writable_folder(config.out, "--out")
-    ladder = Ladder(row for file in files for row in read_rows(file))
-    if not ladder.rungs:
+    rows = [row for file in files for row in read_rows(file)]
+    if not Ladder(rows).rungs:
         raise UsageError(f"{files[0]}: no rows of bias-ablation that say how many tokens were seen")
+    ladder = Ladder([*rows, *paper_rows()])
     text = as_markdown(ladder)
     print(text, end="")
     if config.out is not None:

@@ -7,8 +7,9 @@ positive if content helps. A rung is a text, a model size and a number of tokens
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
+from dape.results.paper import load
 from dape.results.records import Row
 from dape.results.statistics import holm, latest, nats, paired_t
 
@@ -45,6 +46,12 @@ class Finding:
     verdict: Verdict = "incomplete"
 
 
+def paper_rows() -> list[Row]:
+    """The same three arms in the paper, Table 5, as rows of a rung of its own."""
+    extra = {"experiment": "bias-ablation", "data": "books3 (the paper)", "model": "-", "tokens": 50_000 * 131_072}
+    return [replace(row, run=row.label, extra=extra) for row in (each.as_row() for each in load("A5"))]
+
+
 class Ladder:
     """Rows of bias-ablation at several rungs."""
 
@@ -52,9 +59,10 @@ class Ladder:
         self._values: dict[tuple[Rung, int], dict[tuple[str, int], float]] = {}
         self.in_context: dict[Rung, list[float]] = {}
         for row in latest(rows):
-            if row.extra.get("experiment") != "bias-ablation" or "tokens" not in row.extra:
+            data, size, tokens = (row.extra.get(name) for name in ("data", "model", "tokens"))
+            if row.extra.get("experiment") != "bias-ablation" or not (data and size and isinstance(tokens, int)):
                 continue
-            rung = Rung(row.extra["data"], row.extra["model"], row.extra["tokens"])
+            rung = Rung(str(data), str(size), tokens)
             if row.metric == "perplexity":
                 at = self._values.setdefault((rung, row.length // row.train_length), {})
                 at[row.label, row.seed] = nats(row)
@@ -133,44 +141,51 @@ def _judged(found: Finding) -> Finding:
     return replace(found, verdict=verdict)
 
 
+TEST_HEADS = ("test", "question", "n of planned", "effect", "95% interval", "p, Holm", "verdict")
+RUNG_HEADS = (
+    *("text", "model", "tokens seen", "seeds", "in-context gain"),
+    *(f"{name} at {ratio}x" for ratio in (1, 16) for name in ARMS),
+    *("gap at 1x", "gap at 16x"),
+)
+
+
 def as_markdown(ladder: Ladder) -> str:
     """Two tables: the measurements of every rung, and the registered tests."""
-    lines = ["| text | model | tokens seen | seeds | in-context gain | " + " | ".join(_columns()) + " |"]
-    lines.append("|---|---|---:|---:|---:|" + "---:|" * len(_columns()))
-    lines += [_rung_line(ladder, rung) for rung in ladder.rungs]
-    lines += [
-        "",
-        "| test | question | n of planned | effect | 95% interval | p, Holm | verdict |",
-        "|---|---|---|---:|---|---|---|",
-    ]
-    lines += [_test_line(each) for each in registered(ladder)]
-    return "\n".join(lines) + "\n"
+    rungs = [rung_cells(ladder, rung) for rung in ladder.rungs]
+    tests = [finding_cells(each) for each in registered(ladder)]
+    return _table(RUNG_HEADS, 2, rungs) + "\n" + _table(TEST_HEADS, 6, tests)
 
 
-def _columns() -> list[str]:
-    return [f"{name} at {ratio}x" for ratio in (1, 16) for name in ARMS] + ["gap at 1x", "gap at 16x"]
+def _table(heads: Sequence[str], words: int, lines: Iterable[Sequence[str]]) -> str:
+    """A table whose columns after the first ``words`` hold numbers."""
+    rules = [*["---"] * words, *["---:"] * (len(heads) - words)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in (heads, rules, *lines))
 
 
-def _rung_line(ladder: Ladder, rung: Rung) -> str:
-    cells: list[Any] = []
+def rung_cells(ladder: Ladder, rung: Rung) -> list[str]:
+    """Texts under RUNG_HEADS: means over seeds, with the number of seeds of each mean."""
+    arms, gaps = [], []
     for ratio in (1, 16):
         for label in ARMS.values():
             values = ladder.perplexities(rung, ratio, label)
-            cells.append(f"{sum(values) / len(values):.2f} ({len(values)})" if values else "-")
-    for ratio in (1, 16):
-        gaps = list(ladder.gaps(rung, ratio).values())
-        cells.append(f"{100 * math.expm1(sum(gaps) / len(gaps)):+.2f}%" if gaps else "-")
-    seeds = len(ladder.gaps(rung, 1))
+            arms.append(f"{sum(values) / len(values):.2f} ({len(values)})" if values else "-")
+        found = list(ladder.gaps(rung, ratio).values())
+        gaps.append(percent(sum(found) / len(found)) if found else "-")
     gains = ladder.in_context.get(rung, [])
     gain = f"{sum(gains) / len(gains):.2f}" if gains else "-"
-    return f"| {rung.data} | {rung.size} | {rung.tokens / 1e6:.1f}M | {seeds} | {gain} | " + " | ".join(cells) + " |"
+    tokens = f"{rung.tokens / 1e6:,.1f}M"
+    return [rung.data, rung.size, tokens, str(len(ladder.gaps(rung, 1))), gain, *arms, *gaps]
 
 
-def _test_line(found: Finding) -> str:
+def finding_cells(found: Finding) -> list[str]:
+    """Texts under TEST_HEADS."""
     unit = " a doubling" if found.id == "E4" else ""
-    mean, low, high = (f"{100 * math.expm1(nats):+.2f}" for nats in (found.mean, found.low, found.high))
-    effect = "-" if math.isnan(found.mean) else f"{mean}%{unit}"
-    interval = "-" if math.isnan(found.low) else f"{low} to {high}%"
+    effect = "-" if math.isnan(found.mean) else percent(found.mean) + unit
+    interval = "-" if math.isnan(found.low) else f"{percent(found.low)[:-1]} to {percent(found.high)}"
     p = "-" if found.p_holm is None else f"{found.p_holm:.3g}"
-    seeds = f"{found.n} of {found.planned}"
-    return f"| {found.id} | {found.question} | {seeds} | {effect} | {interval} | {p} | {found.verdict} |"
+    return [found.id, found.question, f"{found.n} of {found.planned}", effect, interval, p, found.verdict]
+
+
+def percent(nats: float) -> str:
+    """A difference of log perplexities as a percentage of perplexity."""
+    return f"{100 * math.expm1(nats):+.2f}%"

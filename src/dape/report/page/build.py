@@ -16,6 +16,7 @@ from dape.extras import install_command
 from dape.report.page.blocks import Block, Claims, View
 from dape.report.page.curves import curve_block
 from dape.report.page.explorer import explorer_of
+from dape.report.page.ladder import evidence_of, ladder_block
 from dape.report.page.panels import CHE, split
 from dape.report.page.provenance import facts_of, reduced_of
 from dape.report.page.section import VERDICTS, Claim, Section
@@ -45,7 +46,7 @@ def build_page(sections: Sequence[Section], title: str, *, live: bool = False) -
 
     ``live``: the page shows progress, which a script asks of the server that sent the page.
     """
-    views = [view_of(section, f"s{number}") for number, section in enumerate(sections, 1)]
+    views = [view_of(section, f"s{number}") for number, section in enumerate([*evidence_of(sections), *sections], 1)]
     scripts = [
         re.sub("</(?=script)", r"<\\/", script, flags=re.IGNORECASE)
         for script in (vega(), *map(_read, [*SCRIPTS, *(["live.js"] if live else [])]))
@@ -97,7 +98,7 @@ def _template() -> Any:
 
 
 def view_of(section: Section, name: str) -> View:
-    blocks = []
+    blocks = [ladder_block(section.ladder)] if section.ladder else []
     for panel in split(section.rows):
         make = task_block if panel.kind == CHE else curve_block
         blocks.append(replace(make(panel, section.published), mode=section.mode))

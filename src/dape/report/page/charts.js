@@ -266,6 +266,17 @@ async function drawLengths(figure, state) {
   if (view) byKeyboard(drawing, view, stops);
 }
 
+async function drawLadder(figure, state) {
+  const data = dataOf(figure);
+  const spec = copy("curves");
+  const values = [...new Set(data.ours.map(({ x }) => x))].sort((a, b) => a - b);
+  spec.encoding.x.axis = { title: "tokens seen in training", values, format: ".2s", labelOverlap: true };
+  const stops = fillCurves(spec, data.ours, state, { field: "x", metric: data.metric, chance: 0 });
+  const drawing = slot(figure, "ours").lastChild;
+  const view = await embed(drawing, spec);
+  if (view) byKeyboard(drawing, view, stops);
+}
+
 // Maps --------------------------------------------------------------------------------------------------------------
 
 function inkOn(shade) {
@@ -331,7 +342,7 @@ async function drawPlaces(figure, state) {
 
 // When to draw ------------------------------------------------------------------------------------------------------
 
-const DRAW = { curves: drawCurves, lengths: drawLengths, map: drawMap, places: drawPlaces };
+const DRAW = { curves: drawCurves, ladder: drawLadder, lengths: drawLengths, map: drawMap, places: drawPlaces };
 const seen = new Set();
 
 async function draw(figure) {

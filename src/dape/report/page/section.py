@@ -81,3 +81,5 @@ class Section:
     """Where it was read from."""
     warnings: Sequence[str] = ()
     """What could not be read."""
+    ladder: Sequence[Row] = ()
+    """Rows of several folders, for the registered tests of docs/evidence.md."""
