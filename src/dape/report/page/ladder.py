@@ -10,11 +10,11 @@ from dape.experiments.reproduce.ladder import (
     Finding,
     Ladder,
     Rung,
+    finding_cells,
     paper_rows,
     percent,
     registered,
     rung_cells,
-    finding_cells,
 )
 from dape.report.looks import BLACK, BLUE, GREEN, SKY
 from dape.report.page.blocks import DARK, Block, Chart, Table, text_cells
