@@ -3,6 +3,7 @@ import torch
 
 import dape
 from dape import build
+from dape.positional.catalogue import find
 
 DIMS = {"num_heads": 4, "head_dim": 8, "train_length": 16}
 
@@ -177,3 +178,21 @@ def test_a_causal_only_base_stays_causal_inside_dape():
 
 def make_dims() -> dape.AttentionDims:
     return dape.AttentionDims(num_heads=4, head_dim=8, train_length=16, model_dim=32)
+
+
+def test_f_of_the_bias_alone_has_a_name_of_its_own():
+    torch.manual_seed(0)
+    named = dape.build("bias-only-dape-kerple", **DIMS, hidden=8)
+    torch.manual_seed(0)
+    by_option = dape.build("dape-kerple", **DIMS, hidden=8, variant="bias_only")
+    q, k, v = torch.randn(3, 1, DIMS["num_heads"], 5, DIMS["head_dim"])
+    assert torch.equal(dape.attention(q, k, v, named), dape.attention(q, k, v, by_option))
+    assert find("logn-bias-only-dape-kerple").equation == "A + B + f(B), B of kerple"
+    with pytest.raises(ValueError, match="variant='bias_only' already, and was given 'concat'"):
+        dape.build("bias-only-dape-kerple", **DIMS, variant="concat")
+    with pytest.raises(
+        ValueError, match=r"cannot be put on 'rope': it has no additive bias\. Possible: .*X one of alibi, .*kerple"
+    ):
+        dape.build("bias-only-dape-rope", **DIMS)
+    with pytest.raises(ValueError, match="unknown positional encoding 'bias-only-kerple'"):
+        find("bias-only-kerple")

@@ -3,7 +3,7 @@
 import pytest
 
 from dape.positional.catalogue import encodings, find
-from dape.positional.names import DAPE, DAPE_V2, LOGN, RANDOMIZED, SINK, Name, base_of, parse
+from dape.positional.names import BIAS_ONLY, DAPE, DAPE_V2, LOGN, RANDOMIZED, SINK, Name, base_of, parse
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,8 @@ from dape.positional.names import DAPE, DAPE_V2, LOGN, RANDOMIZED, SINK, Name, b
         ("sink-logn-kerple", Name("kerple", modifiers=(SINK, LOGN)), None),
         ("logn-kerple", Name("kerple", modifiers=(LOGN,)), None),
         ("randomized-logn-dape-fire", Name("fire", DAPE, True, (LOGN,)), "randomized-logn-fire"),
+        ("bias-only-dape-kerple", Name("kerple", BIAS_ONLY), "kerple"),
+        ("randomized-bias-only-dape-fire", Name("fire", BIAS_ONLY, True), "randomized-fire"),
         ("randomized-dape-v2-t5", Name("t5", DAPE_V2, True), "randomized-t5"),
     ],
 )

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from dape.cli.console import ONE_LINE_PER_ROW, open_console
 from dape.errors import UsageError, did_you_mean
-from dape.positional.catalogue import Entry, encodings
-from dape.positional.names import DAPE_V2, parse
+from dape.positional.catalogue import Entry, encodings, find
+from dape.positional.names import BIAS_ONLY, DAPE_V2, parse
 
 LEGEND = """\
 A  scaled scores q k / sqrt(d)      i, j, p  position of query, key, token
@@ -67,6 +67,11 @@ def select(text: str, *, everything: bool) -> list[Entry]:
     parsed = parse(text)
     prefix = str(replace(parsed, base="", wrapper=""))
     known = [replace(e, name=prefix + e.name) for e in known]
+    if parsed.wrapper == BIAS_ONLY:
+        try:
+            known = [replace(find(text), name=text)]  # not in the list, which it would lengthen by half
+        except ValueError as error:
+            raise UsageError(str(error)) from None
     chosen = [e for e in known if text.lower() in e.name or text.lower() in e.hook.split(", ")]
     if not chosen:
         hint = did_you_mean(text, [e.name for e in known])

@@ -8,12 +8,12 @@ from dape.positional.base import AttentionDims, PositionalEncoding, require_coun
 from dape.positional.catalogue import find
 from dape.positional.dape import DEFAULT_HIDDEN, Dape, DapeV2, DapeWrapper
 from dape.positional.log_scale import LogScaled
-from dape.positional.names import DAPE, DAPE_V2, LOGN, SINK, parse
+from dape.positional.names import BIAS_ONLY, DAPE, DAPE_V2, LOGN, SINK, parse
 from dape.positional.randomized import Randomized
 from dape.positional.sinks import Sinks
 
 _MODIFIERS = {SINK: Sinks, LOGN: LogScaled}
-_WRAPPERS: dict[str, type[DapeWrapper]] = {DAPE_V2: DapeV2, DAPE: Dape}
+_WRAPPERS: dict[str, type[DapeWrapper]] = {DAPE_V2: DapeV2, DAPE: Dape, BIAS_ONLY: Dape}
 
 
 def build(
@@ -32,6 +32,7 @@ def build(
 
     Args:
         name: from ``dape list`` or :func:`dape.encodings`, perhaps with ``randomized-``, ``sink-``, ``logn-`` in front.
+            ``bias-only-dape-X`` is dape-X with ``variant="bias_only"``.
         num_heads: query heads.
         head_dim: width of a head.
         train_length: longest sequence seen in training.
@@ -58,6 +59,8 @@ def build(
     base_class, wrapper = find(parsed.base).load(), _WRAPPERS.get(parsed.wrapper)
     around = [Randomized] * parsed.randomized + [_MODIFIERS[modifier] for modifier in parsed.modifiers]
     parts = [*around, *([] if wrapper is None else [wrapper]), base_class]
+    if parsed.wrapper == BIAS_ONLY and options.setdefault("variant", "bias_only") != "bias_only":
+        raise ValueError(f"{name!r} has variant='bias_only' already, and was given {options['variant']!r}")
     shares = _share_options(name, parts, options)
 
     if wrapper is None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dape.positional.names import DAPE, DAPE_V2, MODIFIERS, RANDOMIZED, parse
+from dape.positional.names import BIAS_ONLY, DAPE, DAPE_V2, MODIFIERS, RANDOMIZED, parse
 
 if TYPE_CHECKING:
     from dape.positional.base import PositionalEncoding
@@ -82,7 +82,7 @@ ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _LINES}
 
 def encodings() -> Mapping[str, Entry]:
     """The catalogue: every name :func:`dape.build` accepts. Any of them may also have the prefixes ``randomized-``,
-    ``sink-`` and ``logn-``, in this order.
+    ``sink-`` and ``logn-``, in this order; ``bias-only-dape-X`` is dape-X with ``variant="bias_only"``.
 
     Returns:
         An entry with equation, hook and sizes by name.
@@ -118,6 +118,16 @@ def _dape_entries(base: Entry) -> list[Entry]:
     return [entry(DAPE, "f", "f", reported), entry(DAPE_V2, "conv", "conv 1x3", "successor paper")]
 
 
+def _bias_only(entry: Entry) -> Entry:
+    return replace(
+        entry,
+        name=BIAS_ONLY + entry.name.removeprefix(DAPE),
+        equation=entry.equation.replace("f([A; B])", "f(B)"),
+        learns=entry.learns.replace("f 2h-", "f h-"),
+        extrapolates="an ablation of the paper",
+    )
+
+
 def shared_by_layers(name: str) -> bool:
     """Whether the layers of a model use one set of this encoding's parameters: what acts on the embeddings, and T5's
     table, as in the authors' program. Everything else has parameters per layer."""
@@ -131,13 +141,17 @@ def find(name: str) -> Entry:
     name = parsed.inner
     if name in known:
         return known[name]
+    if parsed.wrapper == BIAS_ONLY and DAPE + parsed.base in known and known[parsed.base].hook == "bias":
+        return _bias_only(known[DAPE + parsed.base])
     if name.startswith((RANDOMIZED, *MODIFIERS)):
         once = ", ".join(map(repr, (RANDOMIZED, *MODIFIERS)))
         raise ValueError(f"{once} may each stand in front of a name once, in this order; got {given!r}")
     if parsed.wrapper and parsed.base in ENTRIES:
-        allowed = ", ".join(sorted(e.name for e in ENTRIES.values() if e.dape))
+        alone = parsed.wrapper == BIAS_ONLY
+        allowed = ", ".join(sorted(e.name for e in ENTRIES.values() if e.dape and not (alone and e.hook != "bias")))
+        without = "no additive bias" if alone else "neither an additive bias nor plain scores"
         raise ValueError(
-            f"dape cannot be put on {parsed.base!r}: it has neither an additive bias nor plain scores. "
+            f"dape cannot be put on {parsed.base!r}: it has {without}. "
             f"Possible: {parsed.wrapper}X with X one of {allowed}"
         )
     # The same list with the other prefix, so that "randomised-alibi" is understood.
@@ -145,7 +159,7 @@ def find(name: str) -> Entry:
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(
         f"unknown positional encoding {name!r}.{hint} Known: {', '.join(sorted(ENTRIES))}; "
-        f"also dape-X, dape-v2-X, logn-X, sink-X and randomized-X (see `dape list`)"
+        f"also dape-X, dape-v2-X, bias-only-dape-X, logn-X, sink-X and randomized-X (see `dape list`)"
     )
 
 

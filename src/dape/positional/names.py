@@ -1,12 +1,14 @@
 """The parts of an encoding's name: ``randomized-dape-v2-kerple`` is DAPE v2 of Kerple with randomised positions,
-``logn-rope`` is rope with scores that grow with the logarithm of the length, ``sink-rope`` has a sink in every head.
+``logn-rope`` is rope with scores that grow with the logarithm of the length, ``sink-rope`` has a sink in every head,
+``bias-only-dape-kerple`` is DAPE whose f reads B without the scores.
 
 The order of prefixes is ``randomized-``, the modifiers, DAPE. This module does not import torch, and does not check
 whether an encoding exists: the catalogue does."""
 
 from dataclasses import dataclass, replace
 
-DAPE, DAPE_V2, RANDOMIZED, SINK, LOGN = "dape-", "dape-v2-", "randomized-", "sink-", "logn-"
+DAPE, DAPE_V2, BIAS_ONLY = "dape-", "dape-v2-", "bias-only-dape-"
+RANDOMIZED, SINK, LOGN = "randomized-", "sink-", "logn-"
 MODIFIERS = (SINK, LOGN)
 """Each may stand in front of any name, in this order."""
 
@@ -15,7 +17,7 @@ MODIFIERS = (SINK, LOGN)
 class Name:
     base: str
     wrapper: str = ""
-    """DAPE, DAPE_V2 or nothing."""
+    """DAPE, DAPE_V2, BIAS_ONLY or nothing."""
     randomized: bool = False
     modifiers: tuple[str, ...] = ()
     """Of MODIFIERS."""
@@ -51,5 +53,5 @@ def parse(name: str) -> Name:
         if inner.startswith(modifier):
             modifiers.append(modifier)
             inner = inner.removeprefix(modifier)
-    wrapper = next((prefix for prefix in (DAPE_V2, DAPE) if inner.startswith(prefix)), "")
+    wrapper = next((prefix for prefix in (DAPE_V2, DAPE, BIAS_ONLY) if inner.startswith(prefix)), "")
     return Name(inner.removeprefix(wrapper), wrapper, randomized, tuple(modifiers))

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from dape.report.drawing import CAPTION_LINE, caption_lines, our_style, save_figure, write_caption
 from dape.report.heat_maps import heat_map_figure
-from dape.report.looks import DASH_DOTTED, DASHED, DOTTED, SOLID, Look, looks
+from dape.report.looks import DASH_DOTTED, DASHED, DOTTED, LONG_DASHED, SOLID, Look, looks
 from dape.results.numbers import as_text
 from dape.results.records import Row
 from dape.results.statistics import Results, Spread, arrange, in_words
@@ -370,6 +370,7 @@ def caption(results: Results, scale: Scale, curves: Sequence[Curve]) -> str:
 def _strokes(curves: Sequence[Curve]) -> str:
     meanings = {
         SOLID: "solid: with DAPE",
+        LONG_DASHED: "long dashes: with DAPE whose f reads B alone",
         DASH_DOTTED: "dash-dotted: with DAPE v2",
         DASHED: "dashed: without",
         DOTTED: "dotted: at randomised positions",

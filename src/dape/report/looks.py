@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from dape.positional.names import DAPE_V2, parse
+from dape.positional.names import BIAS_ONLY, DAPE_V2, parse
 
 # The palette of Okabe and Ito, which people with common colour deficiencies can tell apart. Method names are written in
 # these colours, so pale ones are darkened and yellow is left out.
@@ -28,6 +28,7 @@ USUAL = {
 """Fixed, so that a method has the same colour in every figure."""
 
 SOLID, DASHED, DASH_DOTTED, DOTTED = "-", (0, (4, 1.6)), (0, (6, 1.2, 1.2, 1.2)), (0, (1, 1.2))
+LONG_DASHED = (0, (8, 1.6))
 
 
 @dataclass(frozen=True)
@@ -90,4 +91,6 @@ def _stroke(method: str) -> Any:
         return DOTTED
     if name.wrapper == DAPE_V2:
         return DASH_DOTTED
+    if name.wrapper == BIAS_ONLY:
+        return LONG_DASHED
     return SOLID if name.wrapper else DASHED

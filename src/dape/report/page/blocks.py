@@ -7,7 +7,7 @@ from typing import Any
 
 from dape.positional.catalogue import ENTRIES
 from dape.positional.names import parse
-from dape.report.looks import COLOURS, DASH_DOTTED, DASHED, DOTTED, looks
+from dape.report.looks import COLOURS, DASH_DOTTED, DASHED, DOTTED, LONG_DASHED, looks
 from dape.report.page.section import Claim, Mode
 from dape.results.numbers import as_text, deviation
 from dape.results.statistics import Spread
@@ -32,7 +32,7 @@ SHAPES = {
     ">": "triangle-right",
 }
 """matplotlib's marker -> Vega's shape."""
-DASHES = {DASHED: [7, 4], DASH_DOTTED: [10, 3, 2, 3], DOTTED: [2, 3]}
+DASHES = {DASHED: [7, 4], DASH_DOTTED: [10, 3, 2, 3], DOTTED: [2, 3], LONG_DASHED: [14, 4]}
 
 
 @dataclass(frozen=True)
