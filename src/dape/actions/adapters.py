@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dape.actions.fields import Jobs, OnDevice
 from dape.actions.found import Found
 from dape.actions.running import announce, check_counts, run_all, side_by_side
 from dape.errors import UsageError
@@ -20,7 +21,7 @@ FILES = ("results.jsonl", "table.md", "curves.png", "curves.svg")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyOptions:
+class StudyOptions(OnDevice, Jobs):
     """Arguments of :func:`study_adapters`."""
 
     treatments: tuple[str, ...] = DEFAULT
@@ -33,10 +34,6 @@ class StudyOptions:
     """Text, as for `dape compare`; the task recall has none."""
     out: Path = Path("runs/study-adapters")
     """Folder of the study."""
-    jobs: int | None = None
-    """Runs at the same time; by default one per core, or one on a GPU."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     config: StudyConfig = field(default_factory=StudyConfig)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dape.actions.fields import OnDevice
 from dape.actions.found import Found
 from dape.actions.progress import ProgressLine
 from dape.actions.running import begin_and_run, check_counts, side_by_side, threads_each
@@ -42,7 +43,7 @@ FILES = ("results.jsonl", "table.md", "lengths.png", "lengths.svg", "scores.png"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChomskyOptions:
+class ChomskyOptions(OnDevice):
     """Arguments of :func:`chomsky`."""
 
     tasks: tuple[str, ...] = ("paper",)
@@ -72,8 +73,6 @@ class ChomskyOptions:
     """Runs at the same time; by default one per core, or one on a GPU."""
     threads: int | None = None
     """Torch threads of each run; by default the cores divided by `jobs`."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     compat: Literal["none", "deepmind"] = "none"
     """deepmind: as in DeepMind's program, with dropout in tests and the score from length 42 on."""
     batch: int = CheConfig.batch

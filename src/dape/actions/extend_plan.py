@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dape.actions.extend_folder import begun_with
+from dape.actions.fields import OnThreads
 from dape.actions.model_folder import model_type
 from dape.actions.model_text import model_corpus
 from dape.errors import UsageError
@@ -22,7 +23,7 @@ Rotation = Literal["auto", "keep", "remove", "yarn"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtendOptions:
+class ExtendOptions(OnThreads):
     """Everything that can be asked of an adapter."""
 
     model: Path
@@ -67,10 +68,6 @@ class ExtendOptions:
     reach: int | None = None
     """Tokens that fit before every place where a window ends, whatever the lengths; by default it follows from the
     text: 32768, or about half of a shorter text. Only windows of one reach score the same tokens."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
-    threads: int | None = None
-    """Threads of torch on the CPU; None leaves the choice to torch."""
 
 
 def open_host(options: ExtendOptions, device: Any) -> "nn.Module":

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dape.actions.fields import OfCheckpoint, OnThreads
 from dape.errors import UsageError
 from dape.training.device import set_threads, use_device
 
@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions:
+class GenerateOptions(OnThreads, OfCheckpoint):
     """Arguments of :func:`continuation`."""
 
-    checkpoint: Path
-    """A run's folder (its newest checkpoint), or one checkpoint."""
     prompt: str = "def "
     """Text to continue."""
     tokens: int = 200
@@ -35,10 +33,6 @@ class GenerateOptions:
     """Seed of the random choices."""
     cache: bool = True
     """Cache keys and values; False computes them again for each token."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
-    threads: int | None = None
-    """Torch threads on the CPU; by default torch decides."""
 
 
 def continuation(options: GenerateOptions) -> Iterator[str]:

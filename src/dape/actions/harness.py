@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dape.actions.fields import OnThreads
 from dape.actions.model_folder import model_type
 from dape.actions.model_text import model_corpus
 from dape.actions.running import check_counts
@@ -28,7 +29,7 @@ ROWS, RESULTS = "rows.jsonl", "lm-eval"
 
 
 @dataclass(frozen=True, kw_only=True)
-class HarnessOptions:
+class HarnessOptions(OnThreads):
     """Arguments of :func:`harness`."""
 
     model: Path
@@ -68,10 +69,6 @@ class HarnessOptions:
     text (pi, yarn)."""
     out: Path | None = None
     """Folder for results: rows are appended to rows.jsonl, and lm-eval's own results are written as JSON."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
-    threads: int | None = None
-    """Torch threads on the CPU; by default torch decides."""
 
 
 def harness(options: HarnessOptions) -> "list[Row]":

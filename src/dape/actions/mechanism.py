@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dape.actions.fields import OnThreads
 from dape.actions.progress import ProgressLine
 from dape.actions.running import check_counts
 from dape.errors import UsageError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MechanismOptions:
+class MechanismOptions(OnThreads):
     """Arguments of :func:`mechanism`."""
 
     checkpoint: Path
@@ -39,10 +40,6 @@ class MechanismOptions:
     """Text to measure on (its held-out part), as for `dape eval`; by default what the model was trained on."""
     json: Path | None = None
     """Write all numbers by layer, head and lag into this file."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
-    threads: int | None = None
-    """Torch threads on the CPU; by default torch decides."""
 
 
 def mechanism(options: MechanismOptions) -> "tuple[Dissected, list[Gain]]":

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dape.actions.fields import Jobs, OnDevice
 from dape.actions.found import Found
 from dape.actions.running import announce, check_counts, run_all, side_by_side, threads_each
 from dape.errors import UsageError
@@ -28,7 +29,7 @@ MAP_SAMPLES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceOptions:
+class ReproduceOptions(OnDevice, Jobs):
     """Arguments of :func:`reproduce_with`."""
 
     id: str = ""
@@ -55,10 +56,6 @@ class ReproduceOptions:
     resume: bool = False
     """Fail unless the folder holds an experiment to continue. Without this flag, an existing experiment is continued
     and a new one is started otherwise."""
-    jobs: int | None = None
-    """Runs at the same time; by default one per core, or one on a GPU."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dape.bench.options import check_common
+from dape.bench.options import WithFile, check_common
 from dape.bench.records import Column, Record, Results, count, make_table, text, threads_or_device
 from dape.bench.runner import Once, Plan, command, interleaved
 from dape.errors import UsageError
@@ -23,7 +23,7 @@ DRAWS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheBench:
+class CheBench(WithFile):
     """Examples and training steps per second on the Chomsky-hierarchy tasks.
 
     A step is forward, loss, backward, clipping, Adam and projection of constrained parameters, at the paper's shape:
@@ -55,8 +55,6 @@ class CheBench:
     """Untimed steps before them."""
     threads: int | None = None
     """Threads of torch; None leaves the choice to torch."""
-    json: Path | None = None
-    """Also write the results to this file."""
 
 
 def run(config: CheBench) -> int:

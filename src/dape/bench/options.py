@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,20 @@ from dape.positional.catalogue import find
 from dape.provenance import machine
 
 SHARE_OF_MEMORY = 0.7
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithFile:
+    json: Path | None = None
+    """Also write the results to this file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithTorch(WithFile):
+    threads: int | None = None
+    """Threads of torch; None leaves the choice to torch."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
 
 
 def flag(name: str) -> str:

@@ -5,10 +5,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dape.bench.options import check_choices, check_common, fields_for, unique
+from dape.bench.options import WithTorch, check_choices, check_common, fields_for, unique
 from dape.bench.records import (
     Column,
     Record,
@@ -47,7 +46,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainBench:
+class TrainBench(WithTorch):
     """Training speed in tokens per second, by positional encoding and length.
 
     A step is forward, cross-entropy, backward, clipping of the gradients, AdamW and the projection of constrained
@@ -82,12 +81,6 @@ class TrainBench:
     """Timed steps of each model."""
     warm_up: int = 3
     """Untimed steps of each model before them."""
-    threads: int | None = None
-    """Threads of torch; None leaves the choice to torch."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1, ..."""
-    json: Path | None = None
-    """Also write the results to this file."""
     seed: int = 0
     """Seed of weights and tokens."""
 
