@@ -17,13 +17,7 @@ _WRAPPERS: dict[str, type[DapeWrapper]] = {DAPE_V2: DapeV2, DAPE: Dape}
 
 
 def build(
-    name: str,
-    *,
-    num_heads: int,
-    head_dim: int,
-    train_length: int,
-    model_dim: int | None = None,
-    **options: Any,
+    name: str, *, num_heads: int, head_dim: int, train_length: int, model_dim: int | None = None, **options: Any
 ) -> PositionalEncoding:
     """Build a positional encoding by its catalogue name, for instance ``"dape-kerple"`` or ``"randomized-rope"``.
 

@@ -111,11 +111,7 @@ class StudyConfig:
     @property
     def recall(self) -> RecallConfig:
         return RecallConfig(
-            lengths=self.lengths,
-            train_length=self.train_length,
-            samples=self.windows,
-            pairs=self.pairs,
-            test_pairs=(),
+            lengths=self.lengths, train_length=self.train_length, samples=self.windows, pairs=self.pairs, test_pairs=()
         )
 
     @property

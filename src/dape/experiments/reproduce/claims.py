@@ -116,10 +116,7 @@ def _ablations() -> Iterable[Claim]:
         id="variants/concat",
         statement="both forms that concatenate have a lower perplexity than add_residual at the greatest length",
         source="text beside Figure 5",
-        check=below(
-            *((f"dape-kerple ({form})", "dape-kerple (add_residual)") for form in forms[1:]),
-            longest=True,
-        ),
+        check=below(*((f"dape-kerple ({form})", "dape-kerple (add_residual)") for form in forms[1:]), longest=True),
     )
     for width in (4, 16, 32, 64):
         yield Claim(

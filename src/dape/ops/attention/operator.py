@@ -193,14 +193,7 @@ def _exporting() -> bool:
 
 
 def choose(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    grid: Grid,
-    form: ScoreForm | RowForm | None,
-    impl: Impl,
-    *,
-    sinks: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowForm | None, impl: Impl, *, sinks: bool = False
 ) -> Choice:
     """The implementation that ``attention`` uses for a call. Raises ValueError if ``impl`` cannot compute it."""
     plain = isinstance(form, ScoreForm) and form.plain and grid.offset is not None and grid.q_document is None

@@ -258,11 +258,7 @@ class _ByDefinition(PositionalEncoding):
         self.example, self.leaves = example, leaves
 
     def logits(
-        self,
-        scores: Float[Tensor, "b h q k"],
-        q: Float[Tensor, "b h q d"],
-        k: Float[Tensor, "b g k d"],
-        grid: Grid,
+        self, scores: Float[Tensor, "b h q k"], q: Float[Tensor, "b h q d"], k: Float[Tensor, "b g k d"], grid: Grid
     ) -> Float[Tensor, "b h q k"]:
         ramp = {"table": self.leaves.get("table"), "rows": self.leaves.get("rows")}
         logits, on_cells = scores, partial(self.example.on_cells, **ramp)
