@@ -162,16 +162,7 @@ def attention(
     check_tensors(q, k, v, pe)
     if impl not in get_args(Impl):
         raise ValueError(f"impl={impl!r} is not known; choose one of {', '.join(get_args(Impl))}")
-    grid = make_grid(
-        q,
-        k,
-        causal=causal,
-        q_pos=q_pos,
-        k_pos=k_pos,
-        key_padding_mask=key_padding_mask,
-        q_document=q_document,
-        k_document=k_document,
-    )
+    grid = make_grid(q, k, q_pos, k_pos, key_padding_mask, q_document, k_document, causal=causal)
     grid = with_features(grid, features, pe, q, k)
     pe, grid = pe.settle(grid)
     check_causal(pe, causal)

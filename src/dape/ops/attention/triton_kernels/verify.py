@@ -134,7 +134,7 @@ class _Example:
             documents = {name: x[0] if self.case.shared else x for name, x in documents.items()}
         padding = (keys * torch.tensor([[7], [3]], device="cpu")) % 5 == 2 if shape.padding else None
         causal = shape.causal
-        return make_grid(self.q, self.k, causal=causal, q_pos=None, k_pos=None, key_padding_mask=padding, **documents)
+        return make_grid(self.q, self.k, key_padding_mask=padding, causal=causal, **documents)
 
     def _kinks(self) -> Float[Tensor, " w"] | None:
         """Kinks as far as possible from all cells, so that rounding does not move a cell to another piece."""
