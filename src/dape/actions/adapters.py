@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from dape.actions.fields import Jobs, OnDevice
 from dape.actions.found import Found
-from dape.actions.running import announce, check_counts, run_all, side_by_side
-from dape.errors import UsageError
+from dape.actions.running import announce, run_all, side_by_side
+from dape.errors import UsageError, check_counts
 from dape.experiments.adapters.config import DEFAULT, TREATMENTS, StudyConfig, find
 from dape.experiments.executor import Executor
 from dape.extras import check_transformers
@@ -57,7 +57,7 @@ def study_adapters(options: StudyOptions, *, executor: Executor | None = None) -
 def _check(config: StudyOptions) -> None:
     for name in names_of(config):
         find(name)
-    check_counts(seeds=config.seeds, jobs=config.jobs)
+    check_counts(config, "seeds", "jobs")
     if config.tuned_at and min(config.tuned_at) < 2:
         raise UsageError(f"`tuned_at` must be at least 2, got {min(config.tuned_at)}")
     config.config.check()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from dape.actions.fields import OnDevice
 from dape.actions.found import Found
 from dape.actions.progress import ProgressLine
-from dape.actions.running import begin_and_run, check_counts, side_by_side, threads_each
-from dape.errors import UsageError
+from dape.actions.running import begin_and_run, side_by_side, threads_each
+from dape.errors import UsageError, check_counts
 from dape.experiments.executor import Executor
 from dape.files import check_writable_folder, locked, write_text
 from dape.fitting import fitted
@@ -180,7 +180,7 @@ def plan_of(config: ChomskyOptions) -> "Chomsky":
     """Check all arguments, so that errors show before anything is trained."""
     tasks, methods = chosen_tasks(config.tasks), chosen_methods(config.methods)
     rates = chosen_rates(config.lr, budget=config.budget is not None)
-    check_counts(seeds=config.seeds, jobs=config.jobs, threads=config.threads)
+    check_counts(config, "seeds", "jobs", "threads")
     seeds = config.seeds or (3 if config.budget is None else 1)
     _check_budget(config, runs=len(tasks) * len(methods) * len(rates) * seeds)
     settings = settings_of(config)

@@ -35,7 +35,7 @@ from dape.actions.extend_work import (
 )
 from dape.actions.found import Found
 from dape.actions.model_folder import model_type
-from dape.actions.running import check_counts
+from dape.errors import check_counts
 from dape.evaluation.config import EvalConfig
 from dape.extras import check_transformers
 from dape.files import check_writable_folder, locked, write_text
@@ -168,7 +168,7 @@ def extend_with(options: ExtendOptions) -> Extended:
 def _check(options: ExtendOptions) -> None:
     model_type(options.model)
     check_encoding(options.method, "method")
-    check_counts(**{n: getattr(options, n) for n in ("train_length", "length", "windows", "last_k", "threads")})
+    check_counts(options, "train_length", "length", "windows", "last_k", "threads")
     check_writable_folder(options.out, "`out`")
     check_out(options, settings_of(options))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dape.actions.fields import OfCheckpoint, OnThreads
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts, check_seed
 from dape.training.device import set_threads, use_device
 
 if TYPE_CHECKING:
@@ -67,14 +67,12 @@ def check(options: GenerateOptions) -> None:
     """Check the arguments that can be checked without the model."""
     if not options.prompt:
         raise UsageError("`prompt` is empty; give some text to continue")
-    if options.tokens < 1:
-        raise UsageError(f"`tokens` must be at least 1, got {options.tokens}")
+    check_counts(options, "tokens")
     if not 0 <= options.temperature < math.inf:
         raise UsageError(f"`temperature` must be 0 or more, got {options.temperature}")
     if options.top_k < 0:
         raise UsageError(f"`top_k` must be 0 (all) or more, got {options.top_k}")
-    if not 0 <= options.seed < 1 << 63:
-        raise UsageError(f"`seed` must lie between 0 and 2^63 - 1, got {options.seed}")
+    check_seed(options.seed)
     if not 0 < options.top_p <= 1:
         raise UsageError(f"`top_p` must lie between 0 and 1, got {options.top_p}")
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dape.actions.fields import OnThreads
 from dape.actions.model_folder import model_type
 from dape.actions.model_text import model_corpus
-from dape.actions.running import check_counts
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts
 from dape.extras import check_transformers, install_command
 from dape.files import check_writable_folder, write_text
 from dape.results.records import check_rows_file
@@ -97,7 +96,7 @@ def _check(options: HarnessOptions) -> None:
         raise UsageError("`rolling` measures a text: also give `text`")
     if options.include is not None and not options.include.is_dir():
         raise UsageError(f"`include` {options.include}: is not a folder")
-    check_counts(**{name: getattr(options, name) for name in ("last_k", "windows", "limit", "batch", "samples")})
+    check_counts(options, "last_k", "windows", "limit", "batch", "samples")
     if options.lengths and min(options.lengths) < 1:
         raise UsageError(f"`lengths` must be positive, got {min(options.lengths)}")
     if options.out is not None:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dape.actions.fields import OnThreads
 from dape.actions.progress import ProgressLine
-from dape.actions.running import check_counts
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts
 from dape.files import check_writable_file, write_text
 from dape.training.device import set_threads, use_device
 
@@ -44,7 +43,7 @@ class MechanismOptions(OnThreads):
 
 def mechanism(options: MechanismOptions) -> "tuple[Dissected, list[Gain]]":
     """Measure what other content costs, and the gain over the model ``options.against`` if it is given."""
-    check_counts(length=options.length, last_k=options.last_k)
+    check_counts(options, "length", "last_k")
     if options.windows < 2:
         raise UsageError(f"`windows` must be at least 2, got {options.windows}")
     if options.json is not None:

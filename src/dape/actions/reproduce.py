@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dape.actions.fields import Jobs, OnDevice
 from dape.actions.found import Found
-from dape.actions.running import announce, check_counts, run_all, side_by_side, threads_each
-from dape.errors import UsageError
+from dape.actions.running import announce, run_all, side_by_side, threads_each
+from dape.errors import UsageError, check_counts
 from dape.experiments.executor import Executor
 from dape.experiments.reproduce import scales
 from dape.experiments.reproduce.catalogue import PaperExperiment, find
@@ -131,7 +131,7 @@ def chosen(config: ReproduceOptions) -> tuple[PaperExperiment, Scale]:
 
 
 def check(config: ReproduceOptions, out: Path) -> None:
-    check_counts(seeds=config.seeds, jobs=config.jobs)
+    check_counts(config, "seeds", "jobs")
     check_writable_folder(out, "`out`")
     from dape.experiments.grid import saved_settings
     from dape.experiments.reproduce.plan import SETTINGS

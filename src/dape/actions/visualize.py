@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dape.actions.fields import OfCheckpoint, OnThreads
 from dape.actions.progress import ProgressLine
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts
 from dape.files import check_writable_folder, new_folder
 from dape.fitting import wrapped
 from dape.results.numbers import count
@@ -51,8 +51,7 @@ class VisualizeOptions(OnThreads, OfCheckpoint):
 
 def visualize(options: VisualizeOptions) -> Path:
     """Write the maps of a model and print what they show; returns their folder."""
-    if options.length is not None and options.length < 1:
-        raise UsageError(f"`length` must be at least 1, got {options.length}")
+    check_counts(options, "length")
     if options.samples < 1:
         raise UsageError(f"`samples` must be at least 1, got {options.samples}; input dependence needs 2 or more")
     if options.window < 0:

@@ -120,16 +120,16 @@ def checked(config: AttentionBench) -> AttentionBench:
     check_common(config, "batch", "heads", "head_dim", "hidden", "repeats", "threads")
     if config.clock == "cpu" and not (config.encodings and config.threads == 1 and config.device == "cpu"):
         raise UsageError(
-            "--clock cpu adds up the time of all threads: it needs --encodings, --threads 1 and --device cpu"
+            "`clock` cpu adds up the time of all threads: it needs `encodings`, `threads` 1 and `device` cpu"
         )
     if config.append is not None:
-        check_writable_file(config.append, "--append")
+        check_writable_file(config.append, "`append`")
     if config.figure is not None:
         if config.encodings:
-            raise UsageError("--figure draws implementations, not --encodings: leave one of them out")
+            raise UsageError("`figure` draws implementations, not `encodings`: leave one of them out")
         if config.figure.suffix not in (".png", ".svg"):
-            raise UsageError(f"--figure must end in .png or .svg, got {config.figure}")
-        check_writable_file(config.figure, "--figure")
+            raise UsageError(f"`figure` must end in .png or .svg, got {config.figure}")
+        check_writable_file(config.figure, "`figure`")
     config = unique(config, "lengths", "impls", "passes")
     if not config.quick:
         return config

@@ -49,7 +49,7 @@ def run(config: DataBench) -> int:
     """Returns the exit code: 130 if interrupted."""
     check_common(config, "bytes_mb", "bpe_mb", "repeats")
     if config.vocabulary < 300:
-        raise UsageError(f"--vocabulary must be at least 300, got {config.vocabulary}")
+        raise UsageError(f"`vocabulary` must be at least 300, got {config.vocabulary}")
     # The library reads this when it is first used. It then uses one core, like our own code.
     os.environ["RAYON_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="dape-bench-") as folder:

@@ -123,7 +123,7 @@ def checked(config: ModelBench) -> ModelBench:
     check_choices("precision", (config.precision,), get_args(Precision))
     check_common(config, "batch", "vocabulary", "rounds", "warm_up", "threads", names="encodings")
     if config.minutes is not None and not config.minutes > 0:
-        raise UsageError(f"--minutes must be positive, got {config.minutes}")
+        raise UsageError(f"`minutes` must be positive, got {config.minutes}")
     if config.layers is not None:
         _check_layers(config.layers, config.sizes or ())
     return config
@@ -131,12 +131,12 @@ def checked(config: ModelBench) -> ModelBench:
 
 def _check_layers(layers: tuple[int, ...], sizes: tuple[str, ...]) -> None:
     if not layers:
-        raise UsageError(f"--layers needs at least one depth, such as --layers {' '.join(map(str, DEFAULT_DEPTHS))}")
+        raise UsageError(f"`layers` needs at least one depth, such as `layers` {' '.join(map(str, DEFAULT_DEPTHS))}")
     if min(layers) < 1:
-        raise UsageError(f"--layers must be at least 1, got {min(layers)}")
+        raise UsageError(f"`layers` must be at least 1, got {min(layers)}")
     for size in sizes:
         if max(layers) > shape_of(size).layers:
-            raise UsageError(f"--layers {max(layers)}: {size} has only {shape_of(size).layers}")
+            raise UsageError(f"`layers` {max(layers)}: {size} has only {shape_of(size).layers}")
 
 
 def _fitting(config: ModelBench) -> tuple[list[Planned], list[str]]:

@@ -54,7 +54,7 @@ def run(config: ProcessesBench) -> int:
     check_common(config, "batch", "repeats")
     check_encoding("encoding", config.encoding)
     if not config.counts:
-        raise UsageError("--counts needs at least one number of processes")
+        raise UsageError("`counts` needs at least one number of processes")
     config = unique(config, "counts")
     batch = config.batch or read_preset(config.preset)["train"]["batch"]
     for count in config.counts:
