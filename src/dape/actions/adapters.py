@@ -48,9 +48,7 @@ def study_adapters(options: StudyOptions, *, executor: Executor | None = None) -
         # The untreated models first: every treatment begins with one of them.
         failures: dict[str, str] = {}
         for plan in (replace(study, bases_only=True), study):
-            failures = failures or run_all(
-                plan, jobs=jobs, executor=executor, tables=lambda rows, width: _terminal(rows, width)
-            )
+            failures = failures or run_all(plan, jobs=jobs, executor=executor, tables=_terminal)
         return _found(study, failures)
 
 

@@ -35,6 +35,7 @@ from dape.actions.extend_work import (
 )
 from dape.actions.found import Found
 from dape.actions.model_folder import model_type
+from dape.actions.train import name_of
 from dape.errors import check_counts
 from dape.evaluation.config import EvalConfig
 from dape.extras import check_transformers
@@ -131,7 +132,7 @@ def extend(
     return extend_with(
         ExtendOptions(
             model=Path(model),
-            data=_name_of(data),
+            data=name_of(data),
             out=Path(out),
             method=method,
             options=dict(options or {}),
@@ -151,10 +152,6 @@ def extend(
             threads=threads,
         )
     )
-
-
-def _name_of(data: "str | PathLike[str] | Corpus") -> str:
-    return str(data) if isinstance(data, str | PathLike) else str(data.folder.resolve())
 
 
 def extend_with(options: ExtendOptions) -> Extended:

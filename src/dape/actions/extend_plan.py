@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dape.data.store import Corpus
-    from dape.hf.hosts import Host
     from dape.hf.tune import HostTextTask, Tuning
 
 Rotation = Literal["auto", "keep", "remove", "yarn"]
@@ -73,11 +72,12 @@ class ExtendOptions(OnThreads):
 def open_host(options: ExtendOptions, device: Any) -> "nn.Module":
     from dape.hf.adapter import plan
     from dape.hf.folder import open_model
+    from dape.hf.hosts import describe
 
     _check_before_loading(options)
     model = open_model(options.model)
     try:
-        host_of(model)
+        describe(model)
         plan(
             model,
             options.method,
@@ -141,12 +141,6 @@ def table_of(model: "nn.Module") -> int | None:
 
 def config_of(model: "nn.Module") -> Any:
     return model.config
-
-
-def host_of(model: "nn.Module") -> "Host":
-    from dape.hf.hosts import describe
-
-    return describe(model)
 
 
 def own_encoding(model: "nn.Module") -> str:

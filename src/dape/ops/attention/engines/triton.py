@@ -6,15 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dape.ops.attention.engines.base import (
-    NO_ROW_KERNEL,
-    Call,
-    KernelEngine,
-    RampTerms,
-    RowBlock,
-    Tables,
-    Verdict,
-)
+from dape.ops.attention.engines.base import NO_ROW_KERNEL, Call, KernelEngine, RampTerms, RowBlock, Tables, Verdict
 from dape.ops.attention.tiles import LOG2_E, TileTerms
 from dape.ops.attention.triton_kernels.available import serves, why_not_triton
 from dape.ops.attention.triton_kernels.plan import padded
