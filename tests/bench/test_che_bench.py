@@ -60,11 +60,11 @@ def test_interruption_keeps_what_was_measured(monkeypatch, capsys):
     ("changes", "words"),
     [
         ({"tasks": ("evenpairs",)}, "Did you mean even_pairs"),
-        ({"tasks": ()}, "--tasks needs"),
+        ({"tasks": ()}, "`tasks` needs"),
         ({"methods": ("ropee",)}, "Did you mean 'rope'"),
-        ({"lengths": (0,)}, "--lengths must be positive"),
-        ({"width": 30, "heads": 8}, "--width 30"),
-        ({"repeats": 0}, "--repeats must be at least 1"),
+        ({"lengths": (0,)}, "`lengths` must be positive"),
+        ({"width": 30, "heads": 8}, "`width` 30"),
+        ({"repeats": 0}, "`repeats` must be at least 1"),
     ],
 )
 def test_wrong_input(changes, words):

@@ -47,10 +47,10 @@ def test_a_wrong_result_is_not_timed(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encodings": ()}, "--encodings needs at least one name"),
+        ({"encodings": ()}, "`encodings` needs at least one name"),
         ({"encodings": ("dape-kerpl",)}, "Did you mean 'dape-kerple'"),
-        ({"lengths": (0,)}, "--lengths must be positive, got 0"),
-        ({"repeats": 0}, "--repeats must be at least 1, got 0"),
+        ({"lengths": (0,)}, "`lengths` must be positive, got 0"),
+        ({"repeats": 0}, "`repeats` must be at least 1, got 0"),
     ],
 )
 def test_refused(options, message):

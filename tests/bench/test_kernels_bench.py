@@ -61,7 +61,7 @@ def test_errors_of_the_compiler_are_told(compiler, monkeypatch, capsys):
 def test_wrong_arguments(monkeypatch, capsys):
     assert main(["bench", "kernels", "--targets", "sm_70"]) == 2
     assert "--targets sm_70: not one of sm_80" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="--heads must be at least 1"):
+    with pytest.raises(UsageError, match="`heads` must be at least 1"):
         run(KernelsBench(heads=0))
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(UsageError, match=r"dape bench kernels needs Triton: pip install .*triton"):

@@ -55,8 +55,8 @@ def test_the_whole_catalogue_fits_80_columns():
     ("options", "message"),
     [
         ({"encodings": ("all", "rope")}, "give either all or names"),
-        ({"encodings": ("ropes",)}, "--encodings: unknown positional encoding"),
-        ({"encodings": ("rope",), "clock": "cpu"}, "needs --encodings, --threads 1"),
+        ({"encodings": ("ropes",)}, "`encodings`: unknown positional encoding"),
+        ({"encodings": ("rope",), "clock": "cpu"}, "needs `encodings`, `threads` 1"),
         ({"encodings": ("rope",), "figure": Path("a.png")}, "leave one of them out"),
     ],
 )

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dape.actions.fields import Jobs, OnDevice
 from dape.actions.found import Found
-from dape.actions.running import announce, check_counts, run_all, side_by_side
-from dape.errors import UsageError
+from dape.actions.running import announce, run_all, side_by_side
+from dape.errors import UsageError, check_counts
 from dape.experiments.adapters.config import DEFAULT, TREATMENTS, StudyConfig, find
 from dape.experiments.executor import Executor
 from dape.extras import check_transformers
@@ -20,7 +21,7 @@ FILES = ("results.jsonl", "table.md", "curves.png", "curves.svg")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyOptions:
+class StudyOptions(OnDevice, Jobs):
     """Arguments of :func:`study_adapters`."""
 
     treatments: tuple[str, ...] = DEFAULT
@@ -33,10 +34,6 @@ class StudyOptions:
     """Text, as for `dape compare`; the task recall has none."""
     out: Path = Path("runs/study-adapters")
     """Folder of the study."""
-    jobs: int | None = None
-    """Runs at the same time; by default one per core, or one on a GPU."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     config: StudyConfig = field(default_factory=StudyConfig)
 
 
@@ -51,16 +48,14 @@ def study_adapters(options: StudyOptions, *, executor: Executor | None = None) -
         # The untreated models first: every treatment begins with one of them.
         failures: dict[str, str] = {}
         for plan in (replace(study, bases_only=True), study):
-            failures = failures or run_all(
-                plan, jobs=jobs, executor=executor, tables=lambda rows, width: _terminal(rows, width)
-            )
+            failures = failures or run_all(plan, jobs=jobs, executor=executor, tables=_terminal)
         return _found(study, failures)
 
 
 def _check(config: StudyOptions) -> None:
     for name in names_of(config):
         find(name)
-    check_counts(seeds=config.seeds, jobs=config.jobs)
+    check_counts(config, "seeds", "jobs")
     if config.tuned_at and min(config.tuned_at) < 2:
         raise UsageError(f"`tuned_at` must be at least 2, got {min(config.tuned_at)}")
     config.config.check()

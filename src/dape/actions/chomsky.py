@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dape.actions.fields import OnDevice
 from dape.actions.found import Found
 from dape.actions.progress import ProgressLine
-from dape.actions.running import begin_and_run, check_counts, side_by_side, threads_each
-from dape.errors import UsageError
+from dape.actions.running import begin_and_run, side_by_side, threads_each
+from dape.errors import UsageError, check_counts
 from dape.experiments.executor import Executor
 from dape.files import check_writable_folder, locked, write_text
 from dape.fitting import fitted
@@ -42,7 +43,7 @@ FILES = ("results.jsonl", "table.md", "lengths.png", "lengths.svg", "scores.png"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChomskyOptions:
+class ChomskyOptions(OnDevice):
     """Arguments of :func:`chomsky`."""
 
     tasks: tuple[str, ...] = ("paper",)
@@ -72,8 +73,6 @@ class ChomskyOptions:
     """Runs at the same time; by default one per core, or one on a GPU."""
     threads: int | None = None
     """Torch threads of each run; by default the cores divided by `jobs`."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     compat: Literal["none", "deepmind"] = "none"
     """deepmind: as in DeepMind's program, with dropout in tests and the score from length 42 on."""
     batch: int = CheConfig.batch
@@ -181,7 +180,7 @@ def plan_of(config: ChomskyOptions) -> "Chomsky":
     """Check all arguments, so that errors show before anything is trained."""
     tasks, methods = chosen_tasks(config.tasks), chosen_methods(config.methods)
     rates = chosen_rates(config.lr, budget=config.budget is not None)
-    check_counts(seeds=config.seeds, jobs=config.jobs, threads=config.threads)
+    check_counts(config, "seeds", "jobs", "threads")
     seeds = config.seeds or (3 if config.budget is None else 1)
     _check_budget(config, runs=len(tasks) * len(methods) * len(rates) * seeds)
     settings = settings_of(config)

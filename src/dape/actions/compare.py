@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dape.actions.found import Found
-from dape.actions.running import begin_and_run, check_counts
+from dape.actions.running import begin_and_run
 from dape.actions.settings import settings
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts
 from dape.evaluation.config import EvalConfig, Mode, evaluation_of
 from dape.experiments.compare import windows_in
 from dape.experiments.executor import Executor

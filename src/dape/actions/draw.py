@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dape.actions.running import check_counts
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts
 from dape.experiments.compare import model_for
 from dape.files import check_writable_file
 from dape.models.config import DecoderConfig

@@ -35,7 +35,8 @@ from dape.actions.extend_work import (
 )
 from dape.actions.found import Found
 from dape.actions.model_folder import model_type
-from dape.actions.running import check_counts
+from dape.actions.train import name_of
+from dape.errors import check_counts
 from dape.evaluation.config import EvalConfig
 from dape.extras import check_transformers
 from dape.files import check_writable_folder, locked, write_text
@@ -131,7 +132,7 @@ def extend(
     return extend_with(
         ExtendOptions(
             model=Path(model),
-            data=_name_of(data),
+            data=name_of(data),
             out=Path(out),
             method=method,
             options=dict(options or {}),
@@ -153,10 +154,6 @@ def extend(
     )
 
 
-def _name_of(data: "str | PathLike[str] | Corpus") -> str:
-    return str(data) if isinstance(data, str | PathLike) else str(data.folder.resolve())
-
-
 def extend_with(options: ExtendOptions) -> Extended:
     """What :func:`extend` does, with all options at once."""
     check_transformers("dape extend")
@@ -168,7 +165,7 @@ def extend_with(options: ExtendOptions) -> Extended:
 def _check(options: ExtendOptions) -> None:
     model_type(options.model)
     check_encoding(options.method, "method")
-    check_counts(**{n: getattr(options, n) for n in ("train_length", "length", "windows", "last_k", "threads")})
+    check_counts(options, "train_length", "length", "windows", "last_k", "threads")
     check_writable_folder(options.out, "`out`")
     check_out(options, settings_of(options))
 

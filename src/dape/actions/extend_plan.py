@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dape.actions.extend_folder import begun_with
+from dape.actions.fields import OnThreads
 from dape.actions.model_folder import model_type
 from dape.actions.model_text import model_corpus
 from dape.errors import UsageError
@@ -15,14 +16,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dape.data.store import Corpus
-    from dape.hf.hosts import Host
     from dape.hf.tune import HostTextTask, Tuning
 
 Rotation = Literal["auto", "keep", "remove", "yarn"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtendOptions:
+class ExtendOptions(OnThreads):
     """Everything that can be asked of an adapter."""
 
     model: Path
@@ -67,20 +67,17 @@ class ExtendOptions:
     reach: int | None = None
     """Tokens that fit before every place where a window ends, whatever the lengths; by default it follows from the
     text: 32768, or about half of a shorter text. Only windows of one reach score the same tokens."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
-    threads: int | None = None
-    """Threads of torch on the CPU; None leaves the choice to torch."""
 
 
 def open_host(options: ExtendOptions, device: Any) -> "nn.Module":
     from dape.hf.adapter import plan
     from dape.hf.folder import open_model
+    from dape.hf.hosts import describe
 
     _check_before_loading(options)
     model = open_model(options.model)
     try:
-        host_of(model)
+        describe(model)
         plan(
             model,
             options.method,
@@ -144,12 +141,6 @@ def table_of(model: "nn.Module") -> int | None:
 
 def config_of(model: "nn.Module") -> Any:
     return model.config
-
-
-def host_of(model: "nn.Module") -> "Host":
-    from dape.hf.hosts import describe
-
-    return describe(model)
 
 
 def own_encoding(model: "nn.Module") -> str:

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dape.errors import UsageError
+from dape.actions.fields import OfCheckpoint, OnThreads
+from dape.errors import UsageError, check_counts, check_seed
 from dape.training.device import set_threads, use_device
 
 if TYPE_CHECKING:
@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions:
+class GenerateOptions(OnThreads, OfCheckpoint):
     """Arguments of :func:`continuation`."""
 
-    checkpoint: Path
-    """A run's folder (its newest checkpoint), or one checkpoint."""
     prompt: str = "def "
     """Text to continue."""
     tokens: int = 200
@@ -35,10 +33,6 @@ class GenerateOptions:
     """Seed of the random choices."""
     cache: bool = True
     """Cache keys and values; False computes them again for each token."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
-    threads: int | None = None
-    """Torch threads on the CPU; by default torch decides."""
 
 
 def continuation(options: GenerateOptions) -> Iterator[str]:
@@ -73,14 +67,12 @@ def check(options: GenerateOptions) -> None:
     """Check the arguments that can be checked without the model."""
     if not options.prompt:
         raise UsageError("`prompt` is empty; give some text to continue")
-    if options.tokens < 1:
-        raise UsageError(f"`tokens` must be at least 1, got {options.tokens}")
+    check_counts(options, "tokens")
     if not 0 <= options.temperature < math.inf:
         raise UsageError(f"`temperature` must be 0 or more, got {options.temperature}")
     if options.top_k < 0:
         raise UsageError(f"`top_k` must be 0 (all) or more, got {options.top_k}")
-    if not 0 <= options.seed < 1 << 63:
-        raise UsageError(f"`seed` must lie between 0 and 2^63 - 1, got {options.seed}")
+    check_seed(options.seed)
     if not 0 < options.top_p <= 1:
         raise UsageError(f"`top_p` must lie between 0 and 1, got {options.top_p}")
 

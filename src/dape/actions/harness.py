@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dape.actions.fields import OnThreads
 from dape.actions.model_folder import model_type
 from dape.actions.model_text import model_corpus
-from dape.actions.running import check_counts
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts
 from dape.extras import check_transformers, install_command
 from dape.files import check_writable_folder, write_text
 from dape.results.records import check_rows_file
@@ -28,7 +28,7 @@ ROWS, RESULTS = "rows.jsonl", "lm-eval"
 
 
 @dataclass(frozen=True, kw_only=True)
-class HarnessOptions:
+class HarnessOptions(OnThreads):
     """Arguments of :func:`harness`."""
 
     model: Path
@@ -68,10 +68,6 @@ class HarnessOptions:
     text (pi, yarn)."""
     out: Path | None = None
     """Folder for results: rows are appended to rows.jsonl, and lm-eval's own results are written as JSON."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
-    threads: int | None = None
-    """Torch threads on the CPU; by default torch decides."""
 
 
 def harness(options: HarnessOptions) -> "list[Row]":
@@ -100,7 +96,7 @@ def _check(options: HarnessOptions) -> None:
         raise UsageError("`rolling` measures a text: also give `text`")
     if options.include is not None and not options.include.is_dir():
         raise UsageError(f"`include` {options.include}: is not a folder")
-    check_counts(**{name: getattr(options, name) for name in ("last_k", "windows", "limit", "batch", "samples")})
+    check_counts(options, "last_k", "windows", "limit", "batch", "samples")
     if options.lengths and min(options.lengths) < 1:
         raise UsageError(f"`lengths` must be positive, got {min(options.lengths)}")
     if options.out is not None:

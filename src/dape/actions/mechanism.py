@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dape.actions.fields import OnThreads
 from dape.actions.progress import ProgressLine
-from dape.actions.running import check_counts
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts
 from dape.files import check_writable_file, write_text
 from dape.training.device import set_threads, use_device
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MechanismOptions:
+class MechanismOptions(OnThreads):
     """Arguments of :func:`mechanism`."""
 
     checkpoint: Path
@@ -39,15 +39,11 @@ class MechanismOptions:
     """Text to measure on (its held-out part), as for `dape eval`; by default what the model was trained on."""
     json: Path | None = None
     """Write all numbers by layer, head and lag into this file."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
-    threads: int | None = None
-    """Torch threads on the CPU; by default torch decides."""
 
 
 def mechanism(options: MechanismOptions) -> "tuple[Dissected, list[Gain]]":
     """Measure what other content costs, and the gain over the model ``options.against`` if it is given."""
-    check_counts(length=options.length, last_k=options.last_k)
+    check_counts(options, "length", "last_k")
     if options.windows < 2:
         raise UsageError(f"`windows` must be at least 2, got {options.windows}")
     if options.json is not None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dape.errors import UsageError
+from dape.errors import check_counts
 from dape.machine import in_words
 from dape.models.config import DecoderConfig
 from dape.results.numbers import count
@@ -98,8 +98,7 @@ def traffic_of(train: TrainConfig, processes: int, sharing: Sharing, count: int)
 
 def plan_lines(model: DecoderConfig, train: TrainConfig, *, processes: int, device: str) -> list[str]:
     """Time, memory, traffic and checkpoint size of a run, and a verdict whether it fits; a line each."""
-    if processes < 1:
-        raise UsageError(f"`processes` must be at least 1, got {processes}")
+    check_counts(processes=processes)
     check_shares(train.batch, train.accumulate, processes)
     kind, count = DEVICES[device], parameters(model)
     tokens = train.steps * train.batch * model.train_length

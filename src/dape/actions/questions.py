@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dape.actions.fields import OnThreads
 from dape.actions.progress import ProgressLine
 from dape.errors import UsageError
 from dape.files import check_writable_file
@@ -23,7 +24,7 @@ TASKS: tuple[Task, ...] = ("recall", "passkey")
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuestionOptions:
+class QuestionOptions(OnThreads):
     """Arguments of :func:`ask`."""
 
     tasks: tuple[Task, ...] = TASKS
@@ -44,10 +45,6 @@ class QuestionOptions:
     """File to append the rows to."""
     figure: Path | None = None
     """File that :func:`draw` writes."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
-    threads: int | None = None
-    """Torch threads on the CPU; by default torch decides."""
 
 
 def ask(checkpoint: Path, options: QuestionOptions, found: "Callable[[Sequence[Row]], None]") -> None:

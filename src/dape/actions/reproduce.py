@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dape.actions.fields import Jobs, OnDevice
 from dape.actions.found import Found
-from dape.actions.running import announce, check_counts, run_all, side_by_side, threads_each
-from dape.errors import UsageError
+from dape.actions.running import announce, run_all, side_by_side, threads_each
+from dape.errors import UsageError, check_counts
 from dape.experiments.executor import Executor
 from dape.experiments.reproduce import scales
 from dape.experiments.reproduce.catalogue import PaperExperiment, find
@@ -28,7 +29,7 @@ MAP_SAMPLES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceOptions:
+class ReproduceOptions(OnDevice, Jobs):
     """Arguments of :func:`reproduce_with`."""
 
     id: str = ""
@@ -55,10 +56,6 @@ class ReproduceOptions:
     resume: bool = False
     """Fail unless the folder holds an experiment to continue. Without this flag, an existing experiment is continued
     and a new one is started otherwise."""
-    jobs: int | None = None
-    """Runs at the same time; by default one per core, or one on a GPU."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +131,7 @@ def chosen(config: ReproduceOptions) -> tuple[PaperExperiment, Scale]:
 
 
 def check(config: ReproduceOptions, out: Path) -> None:
-    check_counts(seeds=config.seeds, jobs=config.jobs)
+    check_counts(config, "seeds", "jobs")
     check_writable_folder(out, "`out`")
     from dape.experiments.grid import saved_settings
     from dape.experiments.reproduce.plan import SETTINGS

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dape.actions.progress import TimeLeft, progress_console
-from dape.errors import UsageError
+from dape.errors import check_counts
 from dape.experiments.executor import Executor, Local, Task, last_words
 from dape.experiments.executors import ClusterExecutor
 from dape.experiments.grid import Experiment
@@ -124,13 +124,6 @@ def side_by_side(plan: Experiment[Any]) -> int:
 
 def threads_each(jobs: int) -> int:
     return max(1, usable_cores() // jobs)
-
-
-def check_counts(**given: int | None) -> None:
-    """Raise UsageError for given numbers below 1."""
-    for name, value in given.items():
-        if value is not None and value < 1:
-            raise UsageError(f"`{name}` must be at least 1, got {value}")
 
 
 def announce(plan: Experiment[Any], jobs: int, *, executor: Executor | None = None, note: str = "") -> None:

@@ -162,7 +162,7 @@ def own_device(device: str) -> str:
     return f"cuda:{local}" if torch.cuda.is_available() else device
 
 
-def name_of(data: "str | Path | Corpus") -> str:
+def name_of(data: "str | os.PathLike[str] | Corpus") -> str:
     from dape.data.store import Corpus
 
     return str(data.folder.resolve()) if isinstance(data, Corpus) else str(data)

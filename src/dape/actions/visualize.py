@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dape.actions.fields import OfCheckpoint, OnThreads
 from dape.actions.progress import ProgressLine
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts
 from dape.files import check_writable_folder, new_folder
 from dape.fitting import wrapped
 from dape.results.numbers import count
@@ -29,11 +30,9 @@ SUMMARY = "summary.md"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisualizeOptions:
+class VisualizeOptions(OnThreads, OfCheckpoint):
     """Arguments of :func:`visualize`."""
 
-    checkpoint: Path
-    """A run's folder (its newest checkpoint), or one checkpoint."""
     out: Path | None = None
     """Folder to write; by default maps-LENGTH in the run's folder. Maps of an earlier call are replaced."""
     length: int | None = None
@@ -48,16 +47,11 @@ class VisualizeOptions:
     """Size of the images over query and key: the last positions of the first sample; 0 for no images."""
     data: str | None = None
     """Text to read (its held-out part), as for `dape train`; by default what the model was trained on."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
-    threads: int | None = None
-    """Torch threads on the CPU; by default torch decides."""
 
 
 def visualize(options: VisualizeOptions) -> Path:
     """Write the maps of a model and print what they show; returns their folder."""
-    if options.length is not None and options.length < 1:
-        raise UsageError(f"`length` must be at least 1, got {options.length}")
+    check_counts(options, "length")
     if options.samples < 1:
         raise UsageError(f"`samples` must be at least 1, got {options.samples}; input dependence needs 2 or more")
     if options.window < 0:

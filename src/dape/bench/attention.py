@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dape.bench.estimate import dense_bytes
-from dape.bench.options import check_choices, check_common, check_encoding, fields_for, memory_limit, unique
+from dape.bench.options import WithTorch, check_choices, check_common, check_encoding, fields_for, memory_limit, unique
 from dape.bench.records import (
     Column,
     Record,
@@ -40,7 +40,7 @@ QUICK_LENGTH, QUICK_REPEATS = 512, 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionBench:
+class AttentionBench(WithTorch):
     """Time and peak memory of attention, by implementation and length.
 
     This package has `fused` (compiled C++, CPU), `triton` (GPU), `blocked` and `reference`; `auto` chooses among them.
@@ -74,14 +74,8 @@ class AttentionBench:
     """Forward without gradients, and forward followed by the gradients of q, k, v and all parameters."""
     repeats: int = 7
     """Timed repetitions of each call."""
-    threads: int | None = None
-    """Threads of torch; None leaves the choice to torch."""
     clock: Clock = "wall"
     """`cpu`: processor time, which other programs disturb less. Needs `--encodings` and `--threads 1`."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1, ..."""
-    json: Path | None = None
-    """Also write the results to this file."""
     append: Path | None = None
     """Also append the results to this file, one line of JSON for each, with machine, versions and commit."""
     figure: Path | None = None
@@ -126,16 +120,16 @@ def checked(config: AttentionBench) -> AttentionBench:
     check_common(config, "batch", "heads", "head_dim", "hidden", "repeats", "threads")
     if config.clock == "cpu" and not (config.encodings and config.threads == 1 and config.device == "cpu"):
         raise UsageError(
-            "--clock cpu adds up the time of all threads: it needs --encodings, --threads 1 and --device cpu"
+            "`clock` cpu adds up the time of all threads: it needs `encodings`, `threads` 1 and `device` cpu"
         )
     if config.append is not None:
-        check_writable_file(config.append, "--append")
+        check_writable_file(config.append, "`append`")
     if config.figure is not None:
         if config.encodings:
-            raise UsageError("--figure draws implementations, not --encodings: leave one of them out")
+            raise UsageError("`figure` draws implementations, not `encodings`: leave one of them out")
         if config.figure.suffix not in (".png", ".svg"):
-            raise UsageError(f"--figure must end in .png or .svg, got {config.figure}")
-        check_writable_file(config.figure, "--figure")
+            raise UsageError(f"`figure` must end in .png or .svg, got {config.figure}")
+        check_writable_file(config.figure, "`figure`")
     config = unique(config, "lengths", "impls", "passes")
     if not config.quick:
         return config

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dape.bench.options import check_common
+from dape.bench.options import WithFile, check_common
 from dape.bench.records import Column, Record, Results, count, make_table, text, threads_or_device
 from dape.bench.runner import Once, Plan, command, interleaved
-from dape.errors import UsageError
+from dape.errors import UsageError, check_heads
 from dape.tasks.chomsky.catalogue import TASKS, find
 from dape.tasks.chomsky.config import WIDTHS, CheConfig, Subject
 
@@ -23,7 +23,7 @@ DRAWS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheBench:
+class CheBench(WithFile):
     """Examples and training steps per second on the Chomsky-hierarchy tasks.
 
     A step is forward, loss, backward, clipping, Adam and projection of constrained parameters, at the paper's shape:
@@ -55,8 +55,6 @@ class CheBench:
     """Untimed steps before them."""
     threads: int | None = None
     """Threads of torch; None leaves the choice to torch."""
-    json: Path | None = None
-    """Also write the results to this file."""
 
 
 def run(config: CheBench) -> int:
@@ -78,10 +76,9 @@ def checked(config: CheBench) -> CheBench:
         config = replace(config, tasks=("even_pairs", "duplicate_string", "solve_equation"), lengths=(20,))
     counts = ("batch", "width", "layers", "heads", "repeats", "warm_up", "threads")
     check_common(config, *counts, names="methods")
-    if config.width % config.heads:
-        raise UsageError(f"--width {config.width} cannot be divided into {config.heads} heads of equal width")
+    check_heads(config.width, config.heads)
     if not config.tasks:
-        raise UsageError("--tasks needs at least one name")
+        raise UsageError("`tasks` needs at least one name")
     named = {n: tuple(dict.fromkeys(find(t).name for t in getattr(config, n))) for n in ("tasks", "step_tasks")}
     return replace(config, **named)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from dape.bench.attention import Pass
-from dape.bench.options import check_common
+from dape.bench.options import WithFile, check_common
 from dape.bench.records import Column, Record, Results, Spread, count, make_table, spread, text, with_range
 from dape.bench.runner import NotMeasuredError, Once, Part, Plan, command
 from dape.errors import UsageError
@@ -35,7 +35,7 @@ WORKER = Path(__file__).with_name("compare_worker.py")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareBench:
+class CompareBench(WithFile):
     """Attention of two commits of this repository, timed in turns.
 
     Processes with the package of either commit follow each other (old, new, new, old, ...). Each times every encoding,
@@ -69,8 +69,6 @@ class CompareBench:
     """Threads of torch; None: one for each core."""
     repository: Path = Path()
     """Where the commits are: a clone of dape."""
-    json: Path | None = None
-    """Also write the results to this file."""
     append: Path | None = None
     """Also append the results to this file, one line of JSON for each, with machine, versions and commit."""
     seed: int = 0

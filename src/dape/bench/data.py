@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dape.bench.options import check_common
+from dape.bench.options import WithFile, check_common
 from dape.bench.records import Column, Record, Results, Spread, make_table, paired, spread, text
 from dape.bench.runner import Begins, Part, Plan, Timed, command
 from dape.errors import UsageError
@@ -27,7 +27,7 @@ LEARNED_FROM = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataBench:
+class DataBench(WithFile):
     """Speed of `dape prepare`: as bytes, and as BPE beside the library `tokenizers` alone on the same text.
 
     The text is made of the sources of Python's standard library. Timed is everything from opening the text to the last
@@ -43,15 +43,13 @@ class DataBench:
     """Number of ids of the BPE, which is first learned from 1 MB of the text."""
     repeats: int = 3
     """Timed repetitions of each call."""
-    json: Path | None = None
-    """Also write the results to this file."""
 
 
 def run(config: DataBench) -> int:
     """Returns the exit code: 130 if interrupted."""
     check_common(config, "bytes_mb", "bpe_mb", "repeats")
     if config.vocabulary < 300:
-        raise UsageError(f"--vocabulary must be at least 300, got {config.vocabulary}")
+        raise UsageError(f"`vocabulary` must be at least 300, got {config.vocabulary}")
     # The library reads this when it is first used. It then uses one core, like our own code.
     os.environ["RAYON_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="dape-bench-") as folder:

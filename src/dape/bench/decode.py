@@ -4,10 +4,9 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dape.bench.options import check_common, unique
+from dape.bench.options import WithTorch, check_common, unique
 from dape.bench.records import Column, Record, Results, make_table, paired, text, threads_or_device
 from dape.bench.runner import Begins, NotMeasuredError, Part, Plan, Timed, command
 
@@ -24,7 +23,7 @@ of positions differ by this much."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeBench:
+class DecodeBench(WithTorch):
     """Time of the attention of one new token against cached keys and values, by encoding and length.
 
     As in the models, the cache holds rotated keys where that is possible, and tables of biases over lags are kept from
@@ -44,12 +43,6 @@ class DecodeBench:
     """Width of one head."""
     repeats: int = 21
     """Timed repetitions of each call."""
-    threads: int | None = None
-    """Threads of torch; None leaves the choice to torch."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1, ..."""
-    json: Path | None = None
-    """Also write the results to this file."""
     seed: int = 0
     """Seed of inputs and parameters."""
 

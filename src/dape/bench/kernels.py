@@ -8,10 +8,9 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dape.bench.options import check_choices, check_common, unique
+from dape.bench.options import WithFile, check_choices, check_common, unique
 from dape.bench.records import Column, Record, Results, count, make_table, text
 from dape.bench.runner import NotMeasuredError, Once, Plan, Telling, command, say
 from dape.errors import UsageError
@@ -28,7 +27,7 @@ SHARED = {"sm_80": 166_912, "sm_86": 101_376, "sm_90": 232_448, "gfx942": 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelsBench:
+class KernelsBench(WithFile):
     """Resources that the Triton kernels need on GPUs, without such a GPU.
 
     Shared memory, registers and spilled registers of each kernel, as the compiler reports them. They show whether a
@@ -46,8 +45,6 @@ class KernelsBench:
     """Width of one head."""
     hidden: int = 32
     """Hidden units of DAPE's f."""
-    json: Path | None = None
-    """Also write the results to this file."""
 
 
 def run(config: KernelsBench) -> int:

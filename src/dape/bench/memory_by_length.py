@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dape.bench.options import check_common, fields_for, unique
+from dape.bench.options import WithTorch, check_common, fields_for, unique
 from dape.bench.records import Column, Record, Results, make_table, text, threads_or_device
 from dape.bench.runner import Once, Plan, command
 
@@ -20,7 +19,7 @@ ONE_OF_EACH_KIND = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryBench:
+class MemoryBench(WithTorch):
     """Peak memory of attention by length, each encoding by the kernel that `auto` takes for it.
 
     The most memory that one call holds beyond its inputs, each in a process of its own. By default one encoding for
@@ -45,12 +44,6 @@ class MemoryBench:
     """Hide the future (`--no-causal`: every token sees every other)."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     """Precision of queries, keys and values."""
-    threads: int | None = None
-    """Threads of torch; None leaves the choice to torch."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1, ..."""
-    json: Path | None = None
-    """Also write the results to this file."""
     seed: int = 0
     """Seed of inputs and parameters."""
 

@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dape.bench import runner
 from dape.bench.model_plan import DEFAULT_DEPTHS, GPT2_VOCABULARY, PASSES, Planned, plan, shape_of
 from dape.bench.model_records import Group, make_records, rows, table_of
-from dape.bench.options import check_choices, check_common, fields_for, memory_limit, unique
+from dape.bench.options import WithTorch, check_choices, check_common, fields_for, memory_limit, unique
 from dape.bench.records import Results, pass_name, print_table, threads_or_device
 from dape.bench.runner import Begins, Part, Plan, Progress, Telling, Timed, command, say
 from dape.bench.train import TrainPass
@@ -46,7 +45,7 @@ QUICK: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelBench:
+class ModelBench(WithTorch):
     """Time of the paper's models by positional encoding, as in its time-cost table.
 
     Layers have the full width, and embedding and head the full size; only the depth is reduced. Times at two depths
@@ -77,14 +76,8 @@ class ModelBench:
     """Time for all cases, shared equally: a case begins no further round after its share. One round is always timed."""
     precision: Precision = "fp32"
     """bf16 is mixed precision: autocast around the model, weights in float32."""
-    threads: int | None = None
-    """Threads of torch; None leaves the choice to torch."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1, ..."""
     memory_limit_gb: float | None = None
     """Leave out what would need more memory than this; None means 70 % of what is available."""
-    json: Path | None = None
-    """Also write the results to this file."""
     quick: bool = False
     """A first impression, about a minute: 350m, three encodings, two passes, three rounds if there is time."""
     seed: int = 0
@@ -130,7 +123,7 @@ def checked(config: ModelBench) -> ModelBench:
     check_choices("precision", (config.precision,), get_args(Precision))
     check_common(config, "batch", "vocabulary", "rounds", "warm_up", "threads", names="encodings")
     if config.minutes is not None and not config.minutes > 0:
-        raise UsageError(f"--minutes must be positive, got {config.minutes}")
+        raise UsageError(f"`minutes` must be positive, got {config.minutes}")
     if config.layers is not None:
         _check_layers(config.layers, config.sizes or ())
     return config
@@ -138,12 +131,12 @@ def checked(config: ModelBench) -> ModelBench:
 
 def _check_layers(layers: tuple[int, ...], sizes: tuple[str, ...]) -> None:
     if not layers:
-        raise UsageError(f"--layers needs at least one depth, such as --layers {' '.join(map(str, DEFAULT_DEPTHS))}")
+        raise UsageError(f"`layers` needs at least one depth, such as `layers` {' '.join(map(str, DEFAULT_DEPTHS))}")
     if min(layers) < 1:
-        raise UsageError(f"--layers must be at least 1, got {min(layers)}")
+        raise UsageError(f"`layers` must be at least 1, got {min(layers)}")
     for size in sizes:
         if max(layers) > shape_of(size).layers:
-            raise UsageError(f"--layers {max(layers)}: {size} has only {shape_of(size).layers}")
+            raise UsageError(f"`layers` {max(layers)}: {size} has only {shape_of(size).layers}")
 
 
 def _fitting(config: ModelBench) -> tuple[list[Planned], list[str]]:

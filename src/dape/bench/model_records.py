@@ -139,11 +139,7 @@ def _published() -> dict[tuple[str, str], float]:
 
 # As rows of the one type ---------------------------------------------------------------------------------------------
 
-METRICS = {
-    "milliseconds": "ms",
-    "time_ratio_to_dape_kerple": "vs_dape_kerple",
-    "time_ratio_to_base": "vs_base",
-}
+METRICS = {"milliseconds": "ms", "time_ratio_to_dape_kerple": "vs_dape_kerple", "time_ratio_to_base": "vs_base"}
 WHERE = ("dtype", "threads", "device", "batch", "torch", "cpu", "cores", "platform", "python", "commit", "date")
 
 

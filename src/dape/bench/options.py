@@ -2,11 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts
 from dape.files import check_writable_file
 from dape.machine import GB, available_bytes, check_threads
 from dape.positional.catalogue import find
@@ -15,8 +15,18 @@ from dape.provenance import machine
 SHARE_OF_MEMORY = 0.7
 
 
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+@dataclass(frozen=True, kw_only=True)
+class WithFile:
+    json: Path | None = None
+    """Also write the results to this file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithTorch(WithFile):
+    threads: int | None = None
+    """Threads of torch; None leaves the choice to torch."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
 
 
 def check_common(config: Any, *counts: str, names: str | None = None, besides: str = "") -> None:
@@ -25,31 +35,28 @@ def check_common(config: Any, *counts: str, names: str | None = None, besides: s
     ``counts`` are options that must be positive or None; ``names`` is the option with names of encodings, in which the
     word ``besides`` is allowed too. Lengths, the memory limit and the file are checked if there are such options.
     """
-    for name in counts:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise UsageError(f"{flag(name)} must be at least 1, got {value}")
+    check_counts(config, *counts)
     if hasattr(config, "lengths"):
         _check_lengths(config.lengths or ())
     if names is not None:
         _check_encodings(names, getattr(config, names), besides)
     limit = getattr(config, "memory_limit_gb", None)
     if limit is not None and not limit > 0:
-        raise UsageError(f"--memory-limit-gb must be positive, got {limit}")
+        raise UsageError(f"`memory_limit_gb` must be positive, got {limit}")
     if config.json is not None:
-        check_writable_file(config.json, "--json")
+        check_writable_file(config.json, "`json`")
 
 
 def _check_lengths(lengths: Sequence[int]) -> None:
     if not lengths:
-        raise UsageError("--lengths needs at least one length")
+        raise UsageError("`lengths` needs at least one length")
     if min(lengths) < 1:
-        raise UsageError(f"--lengths must be positive, got {min(lengths)}")
+        raise UsageError(f"`lengths` must be positive, got {min(lengths)}")
 
 
 def _check_encodings(name: str, given: Sequence[str], besides: str) -> None:
     if not given:
-        raise UsageError(f"{flag(name)} needs at least one name from `dape list`{besides and f', or {besides}'}")
+        raise UsageError(f"`{name}` needs at least one name from `dape list`{besides and f', or {besides}'}")
     for encoding in given:
         if encoding != besides:
             check_encoding(name, encoding)
@@ -57,17 +64,17 @@ def _check_encodings(name: str, given: Sequence[str], besides: str) -> None:
 
 def check_choices(name: str, given: Sequence[str], choices: Sequence[str]) -> None:
     if not given:
-        raise UsageError(f"{flag(name)} needs at least one of {', '.join(choices)}")
+        raise UsageError(f"`{name}` needs at least one of {', '.join(choices)}")
     for value in given:
         if value not in choices:
-            raise UsageError(f"{flag(name)}: {value!r} is not known; choose from {', '.join(choices)}")
+            raise UsageError(f"`{name}`: {value!r} is not known; choose from {', '.join(choices)}")
 
 
 def check_encoding(name: str, encoding: str) -> None:
     try:
         find(encoding)
     except ValueError as error:
-        raise UsageError(f"{flag(name)}: {error}") from error
+        raise UsageError(f"`{name}`: {error}") from error
 
 
 def _check_device(name: str) -> None:
@@ -77,7 +84,7 @@ def _check_device(name: str) -> None:
         torch.zeros(1, device=name).item()  # "meta" exists, but holds no numbers
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"--device {name}: cannot be used here ({reason})") from error
+        raise UsageError(f"`device` {name}: cannot be used here ({reason})") from error
 
 
 @contextlib.contextmanager

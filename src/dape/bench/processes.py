@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dape.bench.options import check_common, check_encoding, unique
+from dape.bench.options import WithFile, check_common, check_encoding, unique
 from dape.bench.records import Column, Record, Results, make_table, paired, text
 from dape.bench.runner import NotMeasuredError, Once, Plan, command
 from dape.config.load import read_preset
@@ -30,7 +30,7 @@ ALONE = "alone"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessesBench:
+class ProcessesBench(WithFile):
     """Tokens per second of training in several processes, beside one process with as many threads.
 
     Each process has one thread. The single process has as many threads as there are processes, but at most one per
@@ -47,8 +47,6 @@ class ProcessesBench:
     """Sequences per step; None: as in the preset."""
     repeats: int = 5
     """Timed steps of each kind."""
-    json: Path | None = None
-    """Also write the results to this file."""
 
 
 def run(config: ProcessesBench) -> int:
@@ -56,7 +54,7 @@ def run(config: ProcessesBench) -> int:
     check_common(config, "batch", "repeats")
     check_encoding("encoding", config.encoding)
     if not config.counts:
-        raise UsageError("--counts needs at least one number of processes")
+        raise UsageError("`counts` needs at least one number of processes")
     config = unique(config, "counts")
     batch = config.batch or read_preset(config.preset)["train"]["batch"]
     for count in config.counts:

@@ -5,10 +5,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dape.bench.options import check_choices, check_common, fields_for, unique
+from dape.bench.options import WithTorch, check_choices, check_common, fields_for, unique
 from dape.bench.records import (
     Column,
     Record,
@@ -25,7 +24,7 @@ from dape.bench.records import (
     with_range,
 )
 from dape.bench.runner import Begins, NotMeasuredError, Part, Plan, Timed, command
-from dape.errors import UsageError
+from dape.errors import UsageError, check_heads
 from dape.machine import GB, available_bytes
 from dape.positional.catalogue import find
 from dape.positional.names import base_of
@@ -47,7 +46,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainBench:
+class TrainBench(WithTorch):
     """Training speed in tokens per second, by positional encoding and length.
 
     A step is forward, cross-entropy, backward, clipping of the gradients, AdamW and the projection of constrained
@@ -82,12 +81,6 @@ class TrainBench:
     """Timed steps of each model."""
     warm_up: int = 3
     """Untimed steps of each model before them."""
-    threads: int | None = None
-    """Threads of torch; None leaves the choice to torch."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1, ..."""
-    json: Path | None = None
-    """Also write the results to this file."""
     seed: int = 0
     """Seed of weights and tokens."""
 
@@ -121,12 +114,11 @@ def check(config: TrainBench) -> None:
 
 def _check_heads(config: TrainBench) -> None:
     assert config.width is not None and config.heads is not None
-    if config.width % config.heads:
-        raise UsageError(f"--width {config.width} cannot be divided into {config.heads} heads of equal width")
+    check_heads(config.width, config.heads)
     head_dim = config.width // config.heads
     rotary = [n for n in config.encodings if n == PLAIN_GPT or "rotate" in find(n).hook]
     if head_dim % 2 and rotary:
-        raise UsageError(f"{rotary[0]} rotates pairs of channels: --width / --heads must be even, got {head_dim}")
+        raise UsageError(f"{rotary[0]} rotates pairs of channels: `width` / `heads` must be even, got {head_dim}")
 
 
 def _check_memory(config: TrainBench) -> None:
@@ -141,7 +133,7 @@ def _check_memory(config: TrainBench) -> None:
     if needed > available_bytes():
         raise UsageError(
             f"{len(config.encodings)} models together need at least {needed / GB:.3g} GB, but only "
-            f"{available_bytes() / GB:.3g} GB are available: give fewer --encodings or fewer --layers"
+            f"{available_bytes() / GB:.3g} GB are available: give fewer `encodings` or fewer `layers`"
         )
 
 

@@ -40,7 +40,7 @@ def chosen(given: Sequence[str]) -> tuple[str, ...]:
     """The given names, or all names of the catalogue for ``all``."""
     if ALL in given:
         if len(given) > 1:
-            raise UsageError(f"--encodings {ALL} means the whole catalogue: give either {ALL} or names")
+            raise UsageError(f"`encodings` {ALL} means the whole catalogue: give either {ALL} or names")
         return tuple(encodings())
     for name in given:
         check_encoding("encodings", name)

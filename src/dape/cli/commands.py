@@ -180,9 +180,7 @@ COMMANDS = [
         "checkpoint merge",
         checkpoint.MergeCheckpoint,
         checkpoint.run,
-        examples={
-            "runs/dape-kerple-64-seed0": "merge the shards that `dape train --parallel fsdp` has written",
-        },
+        examples={"runs/dape-kerple-64-seed0": "merge the shards that `dape train --parallel fsdp` has written"},
     ),
     Command(
         "eval",
@@ -208,16 +206,14 @@ COMMANDS = [
         "export",
         export.Export,
         export.run_export,
-        examples={
-            "runs/dape-kerple-64-seed0 --out model": "for AutoModelForCausalLM.from_pretrained('model')",
-        },
+        examples={"runs/dape-kerple-64-seed0 --out model": "for AutoModelForCausalLM.from_pretrained('model')"},
     ),
     Command(
         "import",
         export.Import,
         export.run_import,
         examples={
-            "model --out runs/imported": "next: `dape eval runs/imported --data TEXT`, `dape generate runs/imported`",
+            "model --out runs/imported": "next: `dape eval runs/imported --data TEXT`, `dape generate runs/imported`"
         },
     ),
     Command(

@@ -8,6 +8,7 @@ from typing import Any
 import tyro
 
 from dape.actions.compare import METHODS, compare
+from dape.actions.fields import Jobs, OnDevice
 from dape.cli.show import show
 from dape.errors import UsageError
 from dape.evaluation.config import Mode
@@ -18,7 +19,7 @@ from dape.training.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare:
+class Compare(OnDevice, Jobs):
     """Train positional encodings on short texts, test them on long ones: table, figure and summary.
 
     Each encoding is trained for each seed with the same data in the same order, the same steps and the same learning
@@ -49,14 +50,10 @@ class Compare:
     """Folder of the comparison."""
     resume: bool = False
     """Continue the comparison in --out with the settings it was started with."""
-    jobs: int | None = None
-    """Runs at the same time; by default one per core, or one on a GPU."""
     preset: str = "tiny"
     """Basic settings: tiny, small, 125m, 350m, 2.7b or 6.7b."""
     config: Path | None = None
     """A YAML file with the sections model and train; its settings replace those of the preset."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
     model: tyro.conf.OmitArgPrefixes[DecoderConfig] = field(default_factory=DecoderConfig)
     train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)

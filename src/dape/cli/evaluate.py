@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from dape.actions.evaluate import evaluate
+from dape.actions.fields import OnThreads
 from dape.cli.console import open_console
 from dape.evaluation.config import Mode, Protocol
 from dape.results.numbers import count
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluate(OnThreads):
     """Measure the perplexity of a trained model at any lengths, on held-out text.
 
     By default at the training length and its doublings up to 32 times, on the last tokens of windows that end at the
@@ -46,10 +47,6 @@ class Evaluate:
     """Text to evaluate on (its held-out part), as for `dape train`; by default what the model was trained on."""
     json: Path | None = None
     """Append the rows to this file, one JSON object per line."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
-    threads: int | None = None
-    """Torch threads on the CPU; by default torch decides."""
     processes: int = 1
     """Processes to start on this machine; torchrun can also start them. They share the rows of every window, so that
     each needs less memory. The results are those of one process."""

@@ -30,7 +30,6 @@ class Extend(ExtendOptions):
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Folder of the model, as save_pretrained writes it."""
     options: Annotated[dict[str, Any], KEY_VALUES] = field(default_factory=dict)
     """Options of the encoding, such as hidden=16, or variant=bias_map for f(B) without content (best with --rope
     keep)."""

@@ -12,9 +12,13 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
+from dape.actions.fields import Jobs, OfCheckpoint, OnDevice, OnThreads
+from dape.bench.options import WithFile, WithTorch
 from dape.cli.fields import attribute, flag_of
 
 SECTIONS = {"model": "The model", "train": "Training", "where": "On a cluster", "config": "The study"}
+COMMON = (OfCheckpoint, Jobs, OnDevice, OnThreads, WithFile, WithTorch)
+"""Their flags come after a command's own."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ class Flag:
 def flags_of(config: type, group: str = "") -> Iterator[Flag]:
     """The flags of a command, with those of its sections."""
     hints, texts = get_type_hints(config, include_extras=True), _docstrings(config)
-    for each in fields(config):
+    common = {each.name for kind in COMMON if issubclass(config, kind) for each in fields(kind)}
+    for each in sorted(fields(config), key=lambda each: each.name in common):
         kind, marks = _without_marks(hints[each.name])
         if is_dataclass(kind):
             assert isinstance(kind, type)

@@ -18,7 +18,6 @@ class Generate(GenerateOptions):
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
-    """A run's folder (its newest checkpoint), or one checkpoint."""
     prompt: str = "def "
     """Text to continue; - reads it from standard input."""
     cache: bool = True

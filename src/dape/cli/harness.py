@@ -28,7 +28,6 @@ class Harness(HarnessOptions):
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Folder of the model, as `dape export` or save_pretrained writes it."""
 
 
 def run(config: Harness) -> int:

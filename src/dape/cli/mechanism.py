@@ -24,7 +24,6 @@ class Mechanism(MechanismOptions):
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
-    """A run's folder (its newest checkpoint), or one checkpoint, of a model with dape-X."""
 
 
 def run(config: Mechanism) -> int:

@@ -10,6 +10,7 @@ import tyro
 from dape.actions.abilities import METHODS as TESTED
 from dape.actions.abilities import OUT as TESTS_OUT
 from dape.actions.abilities import abilities
+from dape.actions.fields import Jobs, OnDevice
 from dape.actions.questions import TASKS, QuestionOptions, ask, draw
 from dape.actions.recall import METHODS, recall
 from dape.cli.console import open_console
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
+class Probe(OnDevice, Jobs):
     """Can a model recall what it has read, at lengths beyond training?
 
     With CHECKPOINT, a trained language model reads held-out text with a pass key or pairs of words inserted, and is
@@ -71,8 +72,6 @@ class Probe:
     """Folder for the runs, results.jsonl, table.md, depth.png/.svg and pairs.png/.svg."""
     seeds: int = 1
     """Runs per encoding, with seeds 0, 1, ..."""
-    jobs: int | None = None
-    """Runs at the same time; by default one per core, or one on a GPU."""
     test_pairs: tuple[int, ...] = RecallConfig.test_pairs
     """With --train: numbers of pairs to test with."""
     train_length: int = RecallConfig.train_length
@@ -89,8 +88,6 @@ class Probe:
     """Width of the residual stream."""
     heads: int = RecallConfig.heads
     """Attention heads."""
-    device: str = "auto"
-    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     threads: int | None = None
     """Torch threads on the CPU (with --train, of each run); by default torch decides, or with --train --jobs."""
     where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)

@@ -19,7 +19,6 @@ class Visualize(VisualizeOptions):
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
-    """A run's folder (its newest checkpoint), or one checkpoint."""
 
 
 def run(config: Visualize) -> int:

@@ -19,12 +19,7 @@ SECONDS_UNTIL_ABANDONED = 24 * 3600
 
 
 def open_data(
-    spec: str,
-    *,
-    out: Path | None = None,
-    tokenizer: str = "bytes",
-    progress: Watcher | None = None,
-    wait: bool = False,
+    spec: str, *, out: Path | None = None, tokenizer: str = "bytes", progress: Watcher | None = None, wait: bool = False
 ) -> Corpus:
     """Open a corpus: prepare its text first, unless that has been done.
 

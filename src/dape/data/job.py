@@ -200,12 +200,7 @@ class Job:
             "name": joint_name(self.sources),
             "hash": content_hash(tokenizer.fingerprint, parts),
             "sources": [source.describe() for source in self.sources],
-            "tokenizer": {
-                "name": tokenizer.name,
-                "fingerprint": tokenizer.fingerprint,
-                "vocabulary": tokenizer.vocabulary,
-                "eod": tokenizer.eod,
-            },
+            "tokenizer": {name: getattr(tokenizer, name) for name in ("name", "fingerprint", "vocabulary", "eod")},
             "dtype": dtype,
             **split.as_dict(),
             "counts": {

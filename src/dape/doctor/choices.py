@@ -34,5 +34,5 @@ def choice_for(name: str, device: torch.device, dtype: torch.dtype) -> Choice:
     q = torch.zeros(1, dtype=dtype, device=device).expand(1, HEADS, TOKENS, WIDTH)
     with torch.random.fork_rng(devices=[]):
         pe = build(name, num_heads=HEADS, head_dim=WIDTH, train_length=TOKENS)
-    grid = make_grid(q, q, causal=True, q_pos=None, k_pos=None, key_padding_mask=None)
+    grid = make_grid(q, q, causal=True)
     return choose(q, q, q, grid, any_form(pe), "auto")

@@ -14,7 +14,6 @@ from dape.ops.attention.fused.available import why_not_compiled
 from dape.ops.attention.operator import Impl, attention
 from dape.positional.base import PositionalEncoding, closed_form, share_heads
 from dape.positional.build import build
-from dape.positional.grid import Grid
 
 ON_PROCESSORS = ("alibi", "kerple", "t5", "fire", "cope", "dape-kerple", "dape-fire", "dape-rope", "dape-v2-kerple")
 """Encodings on which ``blocked`` is compared."""
@@ -101,7 +100,7 @@ def _steady(pe: PositionalEncoding, q: Tensor, k: Tensor, problem: Problem) -> T
     form = closed_form(pe)
     if form is None or form.mix is None:
         return torch.ones(1, 1, 1, 1)
-    grid, mix = _grid(q, k, problem), form.mix
+    grid, mix = make_grid(q, k, causal=problem.causal), form.mix
     with torch.no_grad():
         q, k = pe.rotate(q.double(), k.double(), grid)
         k = share_heads(k, problem.heads)
@@ -110,10 +109,6 @@ def _steady(pe: PositionalEncoding, q: Tensor, k: Tensor, problem: Problem) -> T
             pre = pre + torch.einsum("Dh,hqk->Dqk", mix.wb.double(), form.source.on(form.source.module, grid).double())
         q = q / math.sqrt(problem.width)
         return steady_rows(q, k, mix.wa.double(), pre, operands=problem.dtype, terms=problem.terms)
-
-
-def _grid(q: Tensor, k: Tensor, problem: Problem) -> Grid:
-    return make_grid(q, k, causal=problem.causal, q_pos=None, k_pos=None, key_padding_mask=None)
 
 
 def _outcome(impl: Impl, pe: PositionalEncoding, given: dict[str, Tensor], problem: Problem) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """Scores of the Chomsky benchmark by task and method: best learning rate, mean, spread, the paper's. No torch here."""
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from dape.results.records import Row
 from dape.tasks.chomsky.catalogue import TASKS
@@ -28,12 +28,12 @@ class Cell:
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.scores.values())
+        return fmean(self.scores.values())
 
     @property
     def std(self) -> float | None:
         """Sample standard deviation; None for one seed."""
-        return statistics.stdev(self.scores.values()) if len(self.scores) > 1 else None
+        return stdev(self.scores.values()) if len(self.scores) > 1 else None
 
     @property
     def best(self) -> float:
@@ -55,10 +55,10 @@ class Run:
         """Accuracy in distribution, then minus the loss there, which ranks runs of equal accuracy."""
         lengths = config.familiar_lengths
         losses = [self.nll[n] for n in lengths if n in self.nll]
-        return _mean(self.accuracy[n] for n in lengths), -_mean(losses) if losses else 0.0
+        return fmean(self.accuracy[n] for n in lengths), -fmean(losses) if losses else 0.0
 
     def score(self, config: CheConfig) -> float:
-        return _mean(self.accuracy[n] for n in config.scored_lengths)
+        return fmean(self.accuracy[n] for n in config.scored_lengths)
 
 
 def summarise(
@@ -108,7 +108,7 @@ def _cell(task: str, method: str, by_rate: dict[float, dict[int, Run]], config: 
 
     def in_distribution(lr: float) -> tuple[float, float]:
         each = [run.familiar(config) for run in tried[lr].values()]
-        return _mean(accuracy for accuracy, _ in each), _mean(nll for _, nll in each)
+        return fmean(accuracy for accuracy, _ in each), fmean(nll for _, nll in each)
 
     lr = max(tried, key=in_distribution)
     seeds = tried[lr]
@@ -119,7 +119,7 @@ def _cell(task: str, method: str, by_rate: dict[float, dict[int, Run]], config: 
         rates=len(tried),
         familiar=in_distribution(lr)[0],
         scores={seed: run.score(config) for seed, run in sorted(seeds.items())},
-        curve={n: _mean(run.accuracy[n] for run in seeds.values()) for n in sorted(config.lengths)},
+        curve={n: fmean(run.accuracy[n] for run in seeds.values()) for n in sorted(config.lengths)},
         paper=published().get((task, method)),
     )
 
@@ -129,7 +129,3 @@ def published() -> dict[tuple[str, str], float]:
     from dape.results.paper import load
 
     return {(row.dataset, row.method): row.value / 100 for row in load("A2")}
-
-
-def _mean(values: Iterable[float]) -> float:
-    return statistics.fmean(values)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts
 from dape.tasks.recall.config import doublings
 
 Protocol = Literal["last_k", "full", "nonoverlap", "per_position"]
@@ -38,9 +38,7 @@ class EvalConfig:
             raise UsageError("`lengths` needs at least one length")
         if min(self.lengths) < 1:
             raise UsageError(f"`lengths` must be positive, got {min(self.lengths)}")
-        for name in ("last_k", "windows"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"`{name}` must be at least 1, got {getattr(self, name)}")
+        check_counts(self, "last_k", "windows")
         if self.reach is not None and self.reach < max(self.lengths):
             raise UsageError(
                 f"length {max(self.lengths)} is beyond `reach` {self.reach}, the tokens before the end of every window."

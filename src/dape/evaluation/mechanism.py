@@ -44,11 +44,7 @@ class Fed(Around):
         return False
 
     def logits(
-        self,
-        scores: Float[Tensor, "*b h q k"],
-        q: Float[Tensor, "*b h q d"],
-        k: Float[Tensor, "*b g k d"],
-        grid: Grid,
+        self, scores: Float[Tensor, "*b h q k"], q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
     ) -> Float[Tensor, "*b h q k"]:
         usual = self.dape.logits(scores, q, k, grid)
         return usual - self.dape.mixed(scores, grid) + self.dape.mixed(self.source(scores, grid), grid)

@@ -81,11 +81,7 @@ def as_rows(measured: Measured, subject: Subject, config: EvalConfig) -> list[Ro
         return [_bucket_row(measured, common, *bucket) for bucket in _doublings(measured.length)]
     per_window = tuple(round(float(x), 5) for x in measured.nll.mean(axis=1, dtype=np.float64))
     row = Row(
-        metric="perplexity",
-        value=measured.perplexity,
-        scored_tokens=measured.nll.size,
-        window_nll=per_window,
-        **common,
+        metric="perplexity", value=measured.perplexity, scored_tokens=measured.nll.size, window_nll=per_window, **common
     )
     return [row]
 

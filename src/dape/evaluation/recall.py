@@ -9,9 +9,11 @@ import torch
 from dape.evaluation.perplexity import Subject, batch_size
 from dape.models.readable import Readable
 from dape.results.records import Row
+from dape.tasks.answers import answer_logits
+from dape.tasks.examples import Examples
 from dape.tasks.recall.config import RecallConfig, depth_places
-from dape.tasks.recall.sequences import Sequences, data_hash, evaluation_sequences, fits, tokens_name
-from dape.tasks.recall.task import PROTOCOL, answer_logits
+from dape.tasks.recall.sequences import data_hash, evaluation_sequences, fits, tokens_name
+from dape.tasks.recall.task import PROTOCOL
 from dape.training.recall import RecallTrainer
 
 
@@ -60,14 +62,13 @@ def _tests(model: Readable, config: RecallConfig, length: int) -> Iterator[tuple
         yield right[sequences.places == place], {"depth": depth}
 
 
-def correct(model: Readable, sequences: Sequences) -> np.ndarray:
-    """[sequence, question]: whether the most likely token is the answer."""
-    length = sequences.tokens.shape[1] - 1
-    size = batch_size(model, length)
+def correct(model: Readable, examples: Examples) -> np.ndarray:
+    """[sequence, answer]: whether the most likely token is the answer."""
+    size = batch_size(model, examples.tokens.shape[1] - 1)
     parts = []
     with torch.inference_mode():
-        for first in range(0, len(sequences.tokens), size):
-            part = Sequences(sequences.tokens[first : first + size], sequences.places[first : first + size])
+        for first in range(0, len(examples.tokens), size):
+            part = examples.part(first, size)
             logits = answer_logits(model, part, torch.Generator().manual_seed(first))
             parts.append(logits.argmax(-1).cpu().numpy() == part.answers)
     return np.concatenate(parts)

@@ -48,7 +48,7 @@ class AbilityJob(Job):
             yield Test(length, "accuracy", lambda _, length=length: [self.row(learned, run, length)])
 
     def row(self, learned: "AbilityTrainer", run: str, length: int) -> Row:
-        from dape.evaluation.abilities import correct
+        from dape.evaluation.recall import correct
         from dape.provenance import provenance
         from dape.tasks.abilities.task import test_examples
 

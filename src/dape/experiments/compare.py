@@ -48,10 +48,7 @@ class MethodsAndSeeds(Experiment[Run]):
         return {"encoding": len(self.methods), "seed": self.seeds}
 
     def growing_settings(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "methods": united(known, "methods", self.methods),
-            "seeds": max(self.seeds, known.get("seeds", 0)),
-        }
+        return {"methods": united(known, "methods", self.methods), "seeds": max(self.seeds, known.get("seeds", 0))}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,5 @@
 """``DapeConfig``: the shape of our language model as the transformers library keeps it, in ``config.json``."""
 
-import difflib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,6 +7,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
+from dape.errors import did_you_mean
 from dape.hf import checksums
 from dape.hf.remote import AUTO_MAP, write_module
 from dape.models.config import DecoderConfig
@@ -74,9 +74,8 @@ class DapeConfig(PreTrainedConfig):
         for name in given:
             if name in known or name in _OF_THE_LIBRARY or name.startswith("_"):
                 continue
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
             own = ", ".join(sorted(DapeConfig.__annotations__.keys() - _NOT_FIELDS))
+            hint = did_you_mean(name, known)
             raise ValueError(f"DapeConfig has no field {name!r}.{hint} Its own fields are {own}")
 
     def validate_architecture(self) -> None:

@@ -48,7 +48,4 @@ def folder_hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of a folder's weights and of its configuration; takes seconds per gigabyte."""
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     lines = "\n".join(f"{path.name} {sha256(path)}" for path in weights)
-    return {
-        "weights_hash": sha256_of(lines),
-        "config_hash": sha256(folder / "config.json"),
-    }
+    return {"weights_hash": sha256_of(lines), "config_hash": sha256(folder / "config.json")}

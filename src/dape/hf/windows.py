@@ -26,11 +26,7 @@ class Bounded(PositionalEncoding):
         self.reads_hidden_columns = base.reads_hidden_columns
 
     def logits(
-        self,
-        scores: Float[Tensor, "*b h q k"],
-        q: Float[Tensor, "*b h q d"],
-        k: Float[Tensor, "*b g k d"],
-        grid: Grid,
+        self, scores: Float[Tensor, "*b h q k"], q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
     ) -> Float[Tensor, "*b h q k"]:
         if self.cap is not None:
             scores = self.cap * torch.tanh(scores / self.cap)

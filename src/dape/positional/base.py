@@ -207,11 +207,7 @@ class PositionalEncoding(nn.Module, ABC):
         return type(self).rotate is PositionalEncoding.rotate
 
     def logits(
-        self,
-        scores: Float[Tensor, "*b h q k"],
-        q: Float[Tensor, "*b h q d"],
-        k: Float[Tensor, "*b g k d"],
-        grid: Grid,
+        self, scores: Float[Tensor, "*b h q k"], q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
     ) -> Float[Tensor, "*b h q k"]:
         """The logits of scaled scores. The caller masks them afterwards. A visible cell's logit must not depend on
         hidden keys.
@@ -278,11 +274,7 @@ class AdditiveBias(PositionalEncoding):
         return self.bias_on(Grid.at(q_pos, k_pos, causal=causal))
 
     def logits(
-        self,
-        scores: Float[Tensor, "*b h q k"],
-        q: Float[Tensor, "*b h q d"],
-        k: Float[Tensor, "*b g k d"],
-        grid: Grid,
+        self, scores: Float[Tensor, "*b h q k"], q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
     ) -> Float[Tensor, "*b h q k"]:
         return scores + self.bias_on(grid)
 

@@ -1,9 +1,9 @@
 """``build`` makes an encoding from its name and options."""
 
-import difflib
 import inspect
 from typing import Any, Unpack, get_args, get_origin
 
+from dape.errors import did_you_mean
 from dape.positional.base import AttentionDims, PositionalEncoding, require_count
 from dape.positional.catalogue import find
 from dape.positional.dape import DEFAULT_HIDDEN, Dape, DapeV2, DapeWrapper
@@ -17,13 +17,7 @@ _WRAPPERS: dict[str, type[DapeWrapper]] = {DAPE_V2: DapeV2, DAPE: Dape, BIAS_ONL
 
 
 def build(
-    name: str,
-    *,
-    num_heads: int,
-    head_dim: int,
-    train_length: int,
-    model_dim: int | None = None,
-    **options: Any,
+    name: str, *, num_heads: int, head_dim: int, train_length: int, model_dim: int | None = None, **options: Any
 ) -> PositionalEncoding:
     """Build a positional encoding by its catalogue name, for instance ``"dape-kerple"`` or ``"randomized-rope"``.
 
@@ -104,10 +98,8 @@ def _share_options(
 def _unknown_option(name: str, option: str, known: set[str]) -> str:
     if option in ("causal", "bidirectional_attention"):
         return f"{option!r} is not an option of an encoding: pass causal=... to attention() or bias() at every call"
-    near = difflib.get_close_matches(option, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     listed = ", ".join(sorted(known)) or "none"
-    return f"{name!r} has no option {option!r}.{hint} Its options: {listed}"
+    return f"{name!r} has no option {option!r}.{did_you_mean(option, known)} Its options: {listed}"
 
 
 def _check_dims(num_heads: int, head_dim: int, train_length: int, model_dim: int | None) -> AttentionDims:

@@ -6,12 +6,12 @@ To add an encoding: write ``positional/<name>.py`` and add its line to ``_LINES`
 ``randomized-<anything>`` reads it through randomised positions.
 """
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dape.errors import did_you_mean
 from dape.positional.names import BIAS_ONLY, DAPE, DAPE_V2, MODIFIERS, RANDOMIZED, parse
 
 if TYPE_CHECKING:
@@ -155,8 +155,7 @@ def find(name: str) -> Entry:
             f"Possible: {parsed.wrapper}X with X one of {allowed}"
         )
     # The same list with the other prefix, so that "randomised-alibi" is understood.
-    near = difflib.get_close_matches(name.lower(), [*known, *(RANDOMIZED + n for n in known)], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name.lower(), [*known, *(RANDOMIZED + n for n in known)])
     raise ValueError(
         f"unknown positional encoding {name!r}.{hint} Known: {', '.join(sorted(ENTRIES))}; "
         f"also dape-X, dape-v2-X, bias-only-dape-X, logn-X, sink-X and randomized-X (see `dape list`)"

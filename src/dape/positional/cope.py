@@ -33,11 +33,7 @@ class Cope(PositionalEncoding):
         return gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.table.shape[1] - 1)
 
     def logits(
-        self,
-        scores: Float[Tensor, "*b h q k"],
-        q: Float[Tensor, "*b h q d"],
-        k: Float[Tensor, "*b g k d"],
-        grid: Grid,
+        self, scores: Float[Tensor, "*b h q k"], q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
     ) -> Float[Tensor, "*b h q k"]:
         position = self.count(scores, grid)
         low = position.floor()

@@ -141,11 +141,7 @@ class Dape(DapeWrapper):
         return self._f(scores, self.base_bias(grid))
 
     def logits(
-        self,
-        scores: Float[Tensor, "*b h q k"],
-        q: Float[Tensor, "*b h q d"],
-        k: Float[Tensor, "*b g k d"],
-        grid: Grid,
+        self, scores: Float[Tensor, "*b h q k"], q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
     ) -> Float[Tensor, "*b h q k"]:
         bias = self.base_bias(grid)
         out = scores + self._f(scores, bias)
@@ -231,11 +227,7 @@ class DapeV2(DapeWrapper):
         return self._f(scores, self.base_bias(grid), grid)
 
     def logits(
-        self,
-        scores: Float[Tensor, "*b h q k"],
-        q: Float[Tensor, "*b h q d"],
-        k: Float[Tensor, "*b g k d"],
-        grid: Grid,
+        self, scores: Float[Tensor, "*b h q k"], q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
     ) -> Float[Tensor, "*b h q k"]:
         bias = self.base_bias(grid)
         out = scores + self._f(scores, bias, grid)

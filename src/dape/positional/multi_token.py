@@ -32,11 +32,7 @@ class MultiToken(Rope):
         self.mix = nn.Parameter(torch.zeros(dims.num_heads, group))
 
     def logits(
-        self,
-        scores: Float[Tensor, "*b h q k"],
-        q: Float[Tensor, "*b h q d"],
-        k: Float[Tensor, "*b g k d"],
-        grid: Grid,
+        self, scores: Float[Tensor, "*b h q k"], q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
     ) -> Float[Tensor, "*b h q k"]:
         visible = grid.visible()
         shown = scores if visible is None else scores * visible.unsqueeze(-3)

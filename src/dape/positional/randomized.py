@@ -96,11 +96,7 @@ class Randomized(Around):
         return base.rotate(q, k, drawn)
 
     def logits(
-        self,
-        scores: Float[Tensor, "*b h q k"],
-        q: Float[Tensor, "*b h q d"],
-        k: Float[Tensor, "*b g k d"],
-        grid: Grid,
+        self, scores: Float[Tensor, "*b h q k"], q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
     ) -> Float[Tensor, "*b h q k"]:
         base, drawn = self.settle(grid)
         return base.logits(scores, q, k, drawn)

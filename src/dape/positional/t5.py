@@ -29,12 +29,7 @@ def bucket_starts(buckets: int, max_distance: int) -> list[int]:
 
 class T5(RelativeBias):
     def __init__(
-        self,
-        dims: AttentionDims,
-        *,
-        num_buckets: int = 32,
-        max_distance: int = 128,
-        bias_scale: BiasScale = "sqrt_d",
+        self, dims: AttentionDims, *, num_buckets: int = 32, max_distance: int = 128, bias_scale: BiasScale = "sqrt_d"
     ) -> None:
         super().__init__(dims)
         if require_count("num_buckets", num_buckets) % 4:

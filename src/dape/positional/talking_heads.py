@@ -18,11 +18,7 @@ class TalkingHeads(PositionalEncoding):
         self.mix = nn.Parameter(torch.zeros(dims.num_heads, dims.num_heads))
 
     def logits(
-        self,
-        scores: Float[Tensor, "*b h q k"],
-        q: Float[Tensor, "*b h q d"],
-        k: Float[Tensor, "*b g k d"],
-        grid: Grid,
+        self, scores: Float[Tensor, "*b h q k"], q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
     ) -> Float[Tensor, "*b h q k"]:
         mixed = accurate(self.mix).to(scores.dtype) @ scores.flatten(-2)
         return scores + mixed.view_as(scores)

@@ -35,11 +35,7 @@ class TransformerXL(PositionalEncoding):
         self.w_r = Affine(width, width, bias=False)
 
     def logits(
-        self,
-        scores: Float[Tensor, "*b h q k"],
-        q: Float[Tensor, "*b h q d"],
-        k: Float[Tensor, "*b g k d"],
-        grid: Grid,
+        self, scores: Float[Tensor, "*b h q k"], q: Float[Tensor, "*b h q d"], k: Float[Tensor, "*b g k d"], grid: Grid
     ) -> Float[Tensor, "*b h q k"]:
         q, k = q.to(scores.dtype), k.to(scores.dtype)
         u, v = accurate(self.u).to(scores.dtype), accurate(self.v).to(scores.dtype)

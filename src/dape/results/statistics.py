@@ -328,10 +328,7 @@ def base_pairs(methods: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def compare(
-    results: Results,
-    pairs: Sequence[tuple[str, str]] | None = None,
-    *,
-    test: Literal["paired t", "welch"] = "paired t",
+    results: Results, pairs: Sequence[tuple[str, str]] | None = None, *, test: Literal["paired t", "welch"] = "paired t"
 ) -> list[Comparison]:
     """Compare every pair at every length where both were measured. Holm's correction is over all returned tests."""
     run = compare_at if test == "paired t" else _unpaired

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts
 from dape.models.config import DecoderConfig
 
 if TYPE_CHECKING:
@@ -43,12 +43,6 @@ class SmallModels:
             encoding=method,
             train_length=self.train_length,
         )
-
-
-def check_counts(config: object, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) < 1:
-            raise UsageError(f"`{name}` must be at least 1, got {getattr(config, name)}")
 
 
 def new_model(config: DecoderConfig, seed: int) -> "DecoderLM":

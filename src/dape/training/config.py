@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts, check_seed
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -54,9 +54,7 @@ class TrainConfig:
 
     def check(self) -> None:
         """Raise UsageError on invalid settings."""
-        for name in ("steps", "batch", "accumulate", "log_every", "keep"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"`{name}` must be at least 1, got {getattr(self, name)}")
+        check_counts(self, "steps", "batch", "accumulate", "log_every", "keep")
         for name in ("lr", "eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(f"`{name}` must be a positive number, got {getattr(self, name)}")
@@ -69,7 +67,6 @@ class TrainConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"`{name}` must be at least 0 and below 1, got {getattr(self, name)}")
-        if not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"`seed` must lie between 0 and 2^63 - 1, got {self.seed}")
+        check_seed(self.seed)
         if self.batch % self.accumulate:
             raise UsageError(f"`batch` {self.batch} cannot be split into `accumulate` {self.accumulate} equal parts")

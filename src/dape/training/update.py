@@ -35,11 +35,7 @@ class Updater:
     """Takes optimizer steps on the parameters of ``model`` that require a gradient."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        config: TrainConfig,
-        optimizer: torch.optim.Optimizer,
-        spread: Spread | None = None,
+        self, model: nn.Module, config: TrainConfig, optimizer: torch.optim.Optimizer, spread: Spread | None = None
     ) -> None:
         self.model, self.config, self.optimizer = model, config, optimizer
         self.spread = Spread(model) if spread is None else spread

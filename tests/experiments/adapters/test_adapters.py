@@ -21,7 +21,7 @@ from dape.hf.hosts import scale_rotation  # noqa: E402
 from dape.hf.tune import Tuning  # noqa: E402
 from dape.report.study import comparison  # noqa: E402
 from dape.results.records import Row, read_rows  # noqa: E402
-from dape.tasks.recall import task as learn  # noqa: E402
+from dape.tasks import answers as learn  # noqa: E402
 from dape.tasks.recall.sequences import Sequences  # noqa: E402
 
 TINY = StudyConfig(

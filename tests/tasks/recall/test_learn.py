@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from dape.evaluation import recall
 from dape.evaluation.recall import correct, measure_at, subject_of
+from dape.tasks.answers import answer_logits
 from dape.tasks.recall.config import RecallConfig
 from dape.tasks.recall.sequences import Sequences, evaluation_sequences, training_batch
-from dape.tasks.recall.task import answer_logits
 from dape.training.recall import RecallTrainer
 from dape.training.run import read_metrics
 

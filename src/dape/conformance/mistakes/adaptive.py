@@ -37,6 +37,11 @@ def _read(s: Setting) -> list[Tensor]:
     return [s.scores] if bias is None else [s.scores, bias]
 
 
+def _added(s: Setting, f: Tensor | float = 0.0) -> Tensor:
+    """A + B + f."""
+    return (sum(_read(s), torch.zeros_like(s.scores)) + f).squeeze(0)
+
+
 @mistake("dape-", says="bias first: f reads [B; A], and should read [A; B]")
 def bias_first(s: Setting) -> Tensor | None:
     bias = _bias(s)
@@ -56,37 +61,33 @@ def f_alone(s: Setting) -> Tensor:
 
 @mistake("dape-", "dape-v2-", says="f is missing: this is the base encoding")
 def without_f(s: Setting) -> Tensor:
-    return sum(_read(s), torch.zeros_like(s.scores)).squeeze(0)
+    return _added(s)
 
 
 @mistake("dape-", says="f reads scores that are not divided by sqrt(d)")
 def f_reads_unscaled_scores(s: Setting) -> Tensor:
     read = _read(s)
-    return (sum(read, torch.zeros_like(s.scores)) + _f(s, read[0] * s.root, *read[1:])).squeeze(0)
+    return _added(s, _f(s, read[0] * s.root, *read[1:]))
 
 
 @mistake("dape-", says="ReLU in place of LeakyReLU(0.01)")
 def relu(s: Setting) -> Tensor:
-    return (sum(_read(s), torch.zeros_like(s.scores)) + _f(s, *_read(s), activation=torch.relu)).squeeze(0)
+    return _added(s, _f(s, *_read(s), activation=torch.relu))
 
 
 @mistake("dape-", says="LeakyReLU has slope 0.2 (the JAX and TensorFlow habit); it is 0.01")
 def leakier(s: Setting) -> Tensor:
-    def activation(x: Tensor) -> Tensor:
-        return nn.functional.leaky_relu(x, 0.2)
-
-    return (sum(_read(s), torch.zeros_like(s.scores)) + _f(s, *_read(s), activation=activation)).squeeze(0)
+    return _added(s, _f(s, *_read(s), activation=nn.LeakyReLU(0.2)))
 
 
 @mistake("dape-", says="GELU in place of LeakyReLU(0.01)")
 def gelu(s: Setting) -> Tensor:
-    gelu_ = nn.functional.gelu
-    return (sum(_read(s), torch.zeros_like(s.scores)) + _f(s, *_read(s), activation=gelu_)).squeeze(0)
+    return _added(s, _f(s, *_read(s), activation=nn.functional.gelu))
 
 
 @mistake("dape-", "dape-v2-", says="the residual is added twice: f's output already holds A + B")
 def residual_twice(s: Setting) -> Tensor:
-    return s.right() + sum(_read(s), torch.zeros_like(s.scores)).squeeze(0)
+    return s.right() + _added(s)
 
 
 def _masked_before(fill: float):
@@ -126,8 +127,7 @@ def _convolved(
 
 
 def _v2(s: Setting, **how: bool) -> Tensor:
-    read = _read(s)
-    return (sum(read, torch.zeros_like(s.scores)) + _convolved(s, torch.cat(read, dim=-3), **how)).squeeze(0)
+    return _added(s, _convolved(s, torch.cat(_read(s), dim=-3), **how))
 
 
 @mistake("dape-v2-", says="hidden cells are not set to 0 before the convolutions: the future leaks by a key or two")
@@ -149,9 +149,7 @@ def kernels_flipped(s: Setting) -> Tensor:
 # CoPE ----------------------------------------------------------------------------------------------------------------
 
 
-def _cope(
-    s: Setting, position: Tensor, *, table: Tensor | None = None, scale: float = 1.0, whole: bool = False
-) -> Tensor:
+def _cope(s: Setting, position: Tensor, *, scale: float = 1.0, whole: bool = False) -> Tensor:
     assert isinstance(s.base, Cope)
     position = position.clamp(0, s.base.table.shape[1] - 1)
     low, weight = position.floor(), position - position.floor()

@@ -161,10 +161,10 @@ def linear_buckets(s: Setting) -> Tensor:
 # Sandwich ------------------------------------------------------------------------------------------------------------
 
 
-def _sandwich(s: Setting, summed, *, shift: float = 64.0, first_head: int = 1) -> Tensor:
+def _sandwich(s: Setting, summed, *, shift: float = 64.0) -> Tensor:
     assert isinstance(s.base, Sandwich)
     heads = s.case.dims.num_heads
-    head = torch.arange(first_head, heads + first_head, dtype=torch.float64)
+    head = torch.arange(1, heads + 1, dtype=torch.float64)
     w = frequencies(s.base.width, s.base.base, torch.device("cpu"))
     return s.of_bias((summed(w) - shift) / per_head(8 * head / heads))
 
@@ -209,9 +209,13 @@ def _fire(s: Setting, u: Tensor, *, slope: float | None = None) -> Tensor:
     return s.of_bias(across_heads(s.base.second, hidden))
 
 
-def _near(s: Setting) -> Tensor:
+def _psi(s: Setting, x: Tensor) -> Tensor:
     assert isinstance(s.base, Fire)
-    return psi(distance(s), s.base.c)
+    return psi(x, s.base.c)
+
+
+def _near(s: Setting) -> Tensor:
+    return _psi(s, distance(s))
 
 
 def _threshold(s: Setting) -> Tensor:
@@ -226,22 +230,18 @@ def without_normalisation(s: Setting) -> Tensor:
 
 @mistake("fire", says="the threshold L is missing: divided by psi(i), also for i < L")
 def without_threshold(s: Setting) -> Tensor:
-    assert isinstance(s.base, Fire)
-    row = psi(s.case.q_pos.double(), s.base.c) + EPSILON
-    return _fire(s, _near(s) / row.unsqueeze(-1))
+    return _fire(s, _near(s) / (_psi(s, s.case.q_pos.double()) + EPSILON).unsqueeze(-1))
 
 
 @mistake("fire", says="divided by psi(L) for every row: the denominator must grow with i beyond L")
 def threshold_alone(s: Setting) -> Tensor:
-    assert isinstance(s.base, Fire)
-    return _fire(s, _near(s) / (psi(_threshold(s), s.base.c) + EPSILON))
+    return _fire(s, _near(s) / (_psi(s, _threshold(s)) + EPSILON))
 
 
 @mistake("fire", says="divided by psi(max(L, length)) for every row: i is the query's position, not the length")
 def normalised_by_length(s: Setting) -> Tensor:
-    assert isinstance(s.base, Fire)
     reach = torch.maximum(_threshold(s), torch.tensor(float(s.case.length)))
-    return _fire(s, _near(s) / (psi(reach, s.base.c) + EPSILON))
+    return _fire(s, _near(s) / (_psi(s, reach) + EPSILON))
 
 
 @mistake("fire", says="distances are normalised without psi: (i-j) / max(L, i)")

@@ -1,10 +1,9 @@
 """The settings of a study and the treatments it compares. No torch here."""
 
-import difflib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dape.errors import UsageError
+from dape.errors import UsageError, check_heads, did_you_mean
 from dape.tasks.recall.config import RecallConfig
 
 Trained = Literal["nothing", "adapter", "all"]
@@ -63,8 +62,7 @@ DEFAULT = ("pi", "yarn", "dape-kerple", "map-kerple", "kerple", "fine-tuned", "y
 def find(name: str) -> Treatment:
     if name in TREATMENTS:
         return TREATMENTS[name]
-    near = difflib.get_close_matches(name, TREATMENTS, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, TREATMENTS)
     raise UsageError(f"`treatments` {name}: no such treatment.{hint} There are: {', '.join(TREATMENTS)}")
 
 
@@ -103,19 +101,14 @@ class StudyConfig:
         for name, value in vars(self).items():
             if name != "task" and not value > 0:
                 raise UsageError(f"`{name}` must be positive, got {value}")
-        if self.width % self.heads:
-            raise UsageError(f"`width` {self.width} cannot be divided into `heads` {self.heads} of equal width")
+        check_heads(self.width, self.heads)
         if self.task == "recall":
             self.recall.check()
 
     @property
     def recall(self) -> RecallConfig:
         return RecallConfig(
-            lengths=self.lengths,
-            train_length=self.train_length,
-            samples=self.windows,
-            pairs=self.pairs,
-            test_pairs=(),
+            lengths=self.lengths, train_length=self.train_length, samples=self.windows, pairs=self.pairs, test_pairs=()
         )
 
     @property

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts
 from dape.experiments.executor import Executor
 from dape.experiments.executors.base import ClusterExecutor
 
@@ -53,5 +53,4 @@ class Where:
                 raise UsageError(
                     f"`{name}` is for `executor` ray or slurm; on this machine, set `jobs` (runs at a time)"
                 )
-        if self.minutes is not None and self.minutes < 1:
-            raise UsageError(f"`minutes` must be at least 1, got {self.minutes}")
+        check_counts(self, "minutes")

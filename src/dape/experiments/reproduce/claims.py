@@ -12,11 +12,15 @@ from dape.tasks.chomsky.catalogue import PAPER_TASKS
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     id: str
-    experiment: str
+    """The experiment and a name, ``seeds/rope``."""
     statement: str
     source: str
     """Where the paper says it."""
     check: Check
+
+    @property
+    def experiment(self) -> str:
+        return self.id.partition("/")[0]
 
 
 BASES = ("alibi", "kerple", "fire")
@@ -41,7 +45,6 @@ def _each_base(experiment: str, source: str, extra: str = "") -> list[Claim]:
     return [
         Claim(
             id=f"{experiment}/dape-{base}",
-            experiment=experiment,
             statement=f"dape-{base} has a lower perplexity than {base} at every length{extra}",
             source=source,
             check=below((f"dape-{base}", base)),
@@ -55,7 +58,6 @@ def _language() -> Iterable[Claim]:
     for other in ("rope", "t5"):
         yield Claim(
             id=f"seeds/{other}",
-            experiment="seeds",
             statement=f"every DAPE encoding has a lower perplexity than {other} at every length",
             source="text beside Table 3",
             check=below(*((name, other) for name in DAPE_OF_THE_PAPER)),
@@ -64,7 +66,6 @@ def _language() -> Iterable[Claim]:
     yield from _each_base("train-1024", "Figure 3")
     yield Claim(
         id="train-1024/alibi",
-        experiment="train-1024",
         statement="dape-fire has a lower perplexity than alibi at 8 training lengths",
         source="text beside Figure 3",
         check=below(("dape-fire", "alibi"), longest=True),
@@ -75,7 +76,6 @@ def _language() -> Iterable[Claim]:
     for size in ("2.7b", "6.7b"):
         yield Claim(
             id=f"{size}/lowest",
-            experiment=size,
             statement="dape-kerple has the lowest perplexity at every length",
             source=EXPERIMENTS[size].where,
             check=below(*(("dape-kerple", other) for other in ("rope", "t5", "alibi", "kerple"))),
@@ -86,21 +86,18 @@ def _sizes() -> Iterable[Claim]:
     for method in ("alibi", "dape-alibi"):
         yield Claim(
             id=f"model-size/{method}-350m",
-            experiment="model-size",
             statement=f"{method} has a lower perplexity with 350M than with 125M parameters at the greatest length",
             source="text beside Figure 4",
             check=below((f"{method}@350m", f"{method}@125m"), longest=True, sizes=("125m",)),
         )
     yield Claim(
         id="model-size/dape-fire-125m",
-        experiment="model-size",
         statement="with 125M parameters alibi has a lower perplexity than dape-fire at the greatest length",
         source="text beside Figure 4",
         check=below(("alibi", "dape-fire"), longest=True, sizes=("125m",)),
     )
     yield Claim(
         id="model-size/dape-fire-350m",
-        experiment="model-size",
         statement="with 350M parameters dape-fire has a lower perplexity than alibi below 8 training lengths",
         source="text beside Figure 4",
         check=below(("dape-fire", "alibi"), last=7, sizes=("350m",)),
@@ -111,25 +108,19 @@ def _ablations() -> Iterable[Claim]:
     forms = ("add_residual", "concat", "concat_residual")
     yield Claim(
         id="variants/kerple",
-        experiment="variants",
         statement="all forms of DAPE have a lower perplexity than kerple at every length",
         source="Figure 5",
         check=below(*((f"dape-kerple ({form})", "kerple") for form in forms)),
     )
     yield Claim(
         id="variants/concat",
-        experiment="variants",
         statement="both forms that concatenate have a lower perplexity than add_residual at the greatest length",
         source="text beside Figure 5",
-        check=below(
-            *((f"dape-kerple ({form})", "dape-kerple (add_residual)") for form in forms[1:]),
-            longest=True,
-        ),
+        check=below(*((f"dape-kerple ({form})", "dape-kerple (add_residual)") for form in forms[1:]), longest=True),
     )
     for width in (4, 16, 32, 64):
         yield Claim(
             id=f"hidden-width/{width}",
-            experiment="hidden-width",
             statement=f"dape-alibi with {width} hidden units has a lower perplexity than alibi at every length",
             source="Figure 6; numbers for 4 units only",
             check=below((f"dape-alibi (hidden={width})", "alibi")),
@@ -137,7 +128,6 @@ def _ablations() -> Iterable[Claim]:
     for other in ("transformer-xl", "cope"):
         yield Claim(
             id=f"data-adaptive/{other}",
-            experiment="data-adaptive",
             statement=f"dape-kerple has a lower perplexity than {other} from 2 training lengths on",
             source="Table 4",
             check=below(("dape-kerple", other), first=2),
@@ -146,7 +136,6 @@ def _ablations() -> Iterable[Claim]:
     for low, high, words in ((full, static, "f(QK, B) below f(B)"), (static, "kerple", "f(B) below the static bias")):
         yield Claim(
             id=f"bias-ablation/{'scores' if low == full else 'bias'}",
-            experiment="bias-ablation",
             statement=f"{words} in perplexity from 2 training lengths on",
             source="Table 5",
             check=below((low, high), first=2),
@@ -156,7 +145,6 @@ def _ablations() -> Iterable[Claim]:
 def _che() -> Iterable[Claim]:
     yield Claim(
         id="che/best",
-        experiment="che",
         statement="a DAPE encoding is best on at least 10 of the 11 tasks that are not permutation-invariant",
         source="Table 2",
         check=BestOn(methods=DAPE_OF_THE_PAPER, against=RANDOMIZED_OF_THE_PAPER, tasks=VARIANT_TASKS, at_least=10),
@@ -164,7 +152,6 @@ def _che() -> Iterable[Claim]:
     for base, needed in zip(BASES, (11, 10, 11), strict=True):
         yield Claim(
             id=f"che/dape-{base}",
-            experiment="che",
             statement=f"dape-{base} is better than randomized-{base} on at least {needed} of these 11 tasks",
             source="Table 2",
             check=CountAbove(method=f"dape-{base}", base=f"randomized-{base}", tasks=VARIANT_TASKS, at_least=needed),
@@ -172,7 +159,6 @@ def _che() -> Iterable[Claim]:
     for method, base, needed in (("fire", "kerple", 9), ("kerple", "alibi", 11)):
         yield Claim(
             id=f"che/{method}-{base}",
-            experiment="che",
             statement=f"randomized-{method} is better than randomized-{base} on at least {needed} of 14 tasks",
             source="Table 2",
             check=CountAbove(
@@ -185,21 +171,18 @@ def _others() -> Iterable[Claim]:
     sizes = ("350m", "2.7b", "6.7b")
     yield Claim(
         id="time-cost/falls",
-        experiment="time-cost",
         statement="the time of dape-kerple relative to kerple falls with the size of the model",
         source="Table 1",
         check=RatioFalls(method="dape-kerple", base="kerple", sizes=sizes),
     )
     yield Claim(
         id="time-cost/fire",
-        experiment="time-cost",
         statement="an iteration of dape-kerple takes less time than one of fire at every size",
         source="Table 1",
         check=Faster(method="dape-kerple", base="fire", sizes=sizes),
     )
     yield Claim(
         id="bias-maps/local",
-        experiment="bias-maps",
         statement="some heads of f favour near tokens, others far ones",
         source="Figures 1 and B.1 to B.15",
         check=Heads(
@@ -210,7 +193,6 @@ def _others() -> Iterable[Claim]:
     )
     yield Claim(
         id="bias-maps/input",
-        experiment="bias-maps",
         statement="f depends on the input, not on position alone",
         source="Figures 1 and B.1 to B.15",
         check=Heads(

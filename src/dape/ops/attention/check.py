@@ -109,13 +109,13 @@ def check_outcome(out: Tensor, pe: PositionalEncoding) -> None:
 def make_grid(
     q: Tensor,
     k: Tensor,
-    *,
-    causal: bool,
-    q_pos: Tensor | None,
-    k_pos: Tensor | None,
-    key_padding_mask: Tensor | None,
+    q_pos: Tensor | None = None,
+    k_pos: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
     q_document: Tensor | None = None,
     k_document: Tensor | None = None,
+    *,
+    causal: bool,
 ) -> Grid:
     """The grid of a call: with given positions, or with keys at 0, 1, 2, ... and queries at the last keys."""
     queries, keys = q.shape[2], k.shape[2]

@@ -76,16 +76,7 @@ def intermediates(
         True
     """
     check_tensors(q, k, k, pe)
-    grid = make_grid(
-        q,
-        k,
-        causal=causal,
-        q_pos=q_pos,
-        k_pos=k_pos,
-        key_padding_mask=key_padding_mask,
-        q_document=q_document,
-        k_document=k_document,
-    )
+    grid = make_grid(q, k, q_pos, k_pos, key_padding_mask, q_document, k_document, causal=causal)
     grid = with_features(grid, features, pe, q, k)
     index = _row_index(rows, q.shape[2], q.device)
     pe, grid = pe.settle(grid)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dape.ops.attention.engines.base import Call, LagTerms, OfRowsAndKeys, RampTerms, Tables
+from dape.ops.attention.engines.base import Call, LagTerms, OfRowsAndKeys, RampTerms, Tables, empty_outputs
 from dape.ops.attention.engines.catalogue import ENGINES
 from dape.ops.attention.schemas import schema
 from dape.ops.attention.sinks import gradient_of_sinks, with_sinks
@@ -99,12 +99,8 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 @_forward.register_fake
 def _(*arguments):
     given = _Given(*arguments)
-    q, v, dtype = given.q, given.v, accumulation_dtype(given.q.dtype)
-    batch, heads, queries, _ = q.shape
-    softmax = q.new_empty(batch, heads, queries, 2, dtype=dtype)
-    if ENGINES[given.engine].heads_beside:
-        return q.new_empty(batch, queries, heads, v.shape[-1], dtype=dtype).transpose(1, 2), softmax
-    return q.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype), softmax
+    out, softmax = empty_outputs(given.q, given.v, accumulation_dtype(given.q.dtype))
+    return (out if ENGINES[given.engine].heads_beside else out.new_empty(out.shape)), softmax
 
 
 _GRADIENTS = "(" + ", ".join(["Tensor"] * 11) + ")"

@@ -162,16 +162,7 @@ def attention(
     check_tensors(q, k, v, pe)
     if impl not in get_args(Impl):
         raise ValueError(f"impl={impl!r} is not known; choose one of {', '.join(get_args(Impl))}")
-    grid = make_grid(
-        q,
-        k,
-        causal=causal,
-        q_pos=q_pos,
-        k_pos=k_pos,
-        key_padding_mask=key_padding_mask,
-        q_document=q_document,
-        k_document=k_document,
-    )
+    grid = make_grid(q, k, q_pos, k_pos, key_padding_mask, q_document, k_document, causal=causal)
     grid = with_features(grid, features, pe, q, k)
     pe, grid = pe.settle(grid)
     check_causal(pe, causal)
@@ -193,14 +184,7 @@ def _exporting() -> bool:
 
 
 def choose(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    grid: Grid,
-    form: ScoreForm | RowForm | None,
-    impl: Impl,
-    *,
-    sinks: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, grid: Grid, form: ScoreForm | RowForm | None, impl: Impl, *, sinks: bool = False
 ) -> Choice:
     """The implementation that ``attention`` uses for a call. Raises ValueError if ``impl`` cannot compute it."""
     plain = isinstance(form, ScoreForm) and form.plain and grid.offset is not None and grid.q_document is None

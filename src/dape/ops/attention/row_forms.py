@@ -12,12 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import conv1d
 
-from dape.ops.attention.engines.base import Call
+from dape.ops.attention.engines.base import Call, empty_outputs
 from dape.ops.attention.engines.catalogue import ENGINES
 from dape.ops.attention.engines.row_terms import KINDS, ConvolutionTerms, CountTerms, ProductTerms, RowFormTerms
 from dape.ops.attention.fused.convolved import Convolved, Prepared
 from dape.ops.attention.fused.heads import Relative, entries_of
-from dape.ops.attention.fused.run import outputs
 from dape.ops.attention.memory import LagMemory
 from dape.ops.attention.schemas import schema
 from dape.positional.base import PositionalEncoding, accumulation_dtype
@@ -74,7 +73,7 @@ def _decode(
         kept, first = memory.tables(pe, keys, q.device, lambda lags: _kept_tables(form, grid, lags))
         call = Call(q, k, v, None, None, None, grid.offset)
         kernel = Convolved(call, kept[0], _edges(form, kept[1], q.shape[2], keys, first), first)
-    out, softmax = outputs(q, v)
+    out, softmax = empty_outputs(q, v)
     kernel.forward(out, softmax)
     return out.to(dtype)
 
@@ -190,10 +189,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 @_forward.register_fake
 def _(*arguments):
     given = _Given(*arguments)
-    q, dtype = given.q, accumulation_dtype(given.q.dtype)
-    batch, heads, queries, _ = q.shape
-    out = q.new_empty(batch, queries, heads, given.v.shape[-1], dtype=dtype).transpose(1, 2)
-    return out, q.new_empty(batch, heads, queries, 2, dtype=dtype)
+    return empty_outputs(given.q, given.v, accumulation_dtype(given.q.dtype))
 
 
 @torch.library.custom_op(

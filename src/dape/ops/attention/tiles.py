@@ -305,12 +305,7 @@ class Outcome:
 
 
 def run_backward(
-    call: Call,
-    terms: Terms,
-    grad: Tensor,
-    out: Tensor,
-    softmax: Tensor,
-    sink: Float[Tensor, "b h q"] | None = None,
+    call: Call, terms: Terms, grad: Tensor, out: Tensor, softmax: Tensor, sink: Float[Tensor, "b h q"] | None = None
 ) -> tuple[Float[Tensor, "b h q d"], Gradients]:
     """The gradient of q, and all others. ``sink`` is the sinks' part of the sums."""
     top, total = softmax.split(1, dim=-1)

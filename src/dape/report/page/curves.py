@@ -25,17 +25,7 @@ from dape.report.tables import TRAINED_HERE, UNKNOWN, footer, grid, one_line_hea
 from dape.results.numbers import HIGHER_IS_BETTER, as_text, p_text
 from dape.results.paper import TITLES, Published
 from dape.results.records import Row
-from dape.results.statistics import (
-    COORDINATES,
-    Comparison,
-    Results,
-    Spread,
-    arrange,
-    compare,
-    in_words,
-    latest,
-    spread,
-)
+from dape.results.statistics import COORDINATES, Comparison, Results, Spread, arrange, compare, in_words, latest, spread
 
 FAR = 1e4
 """Values beyond this factor of the lowest are not drawn but marked at the edge of the chart."""

@@ -1,27 +1,14 @@
 """What a test is: sequences of made-up tokens, some of which follow from those before them and are scored.
 
 Everything is a function of the generator, the number of sequences and their length, so that every model is trained and
-tested on the same. Sequences have ``length + 1`` tokens: a model reads all but the last, and predicts all but the
-first."""
+tested on the same."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class Examples:
-    tokens: np.ndarray
-    """[sequence, length + 1]"""
-    scored: np.ndarray
-    """[sequence, answer]: where the tokens stand that are answers, ascending."""
-
-    @property
-    def answers(self) -> np.ndarray:
-        """[sequence, answer]"""
-        return np.take_along_axis(self.tokens, self.scored, axis=1)
+from dape.tasks.examples import Examples
 
 
 class Ability(ABC):

@@ -1,12 +1,11 @@
 """The catalogue of tests: one line each. This module imports no numpy, so that the command line can read it."""
 
-import difflib
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dape.errors import UsageError
+from dape.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from dape.tasks.abilities.base import Ability
@@ -50,8 +49,7 @@ SETS = {"core": CORE, "ruler": RULER, "all": tuple(ABILITIES)}
 def find(name: str) -> Entry:
     if name in ABILITIES:
         return ABILITIES[name]
-    near = difflib.get_close_matches(name.lower(), [*ABILITIES, *SETS], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name.lower(), [*ABILITIES, *SETS])
     raise UsageError(f"{name!r} is not a test.{hint} There are: {', '.join(ABILITIES)}; sets: {', '.join(SETS)}")
 
 

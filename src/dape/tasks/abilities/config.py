@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts
 from dape.tasks.abilities.catalogue import find
 from dape.tasks.recall.config import doublings
-from dape.tasks.small_models import SmallModels, check_counts
+from dape.tasks.small_models import SmallModels
 
 
 @dataclass(frozen=True, kw_only=True)

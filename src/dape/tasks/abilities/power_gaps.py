@@ -12,8 +12,6 @@ import numpy as np
 from dape.tasks.abilities.base import Ability, Examples, one_by_one
 
 KEY, ASK, VALUE, KEYS, VALUES = 16, 32, 48, 16, 32
-QUIET = 2
-"""Slots in a group of four that are noise; one states, one asks."""
 
 
 class PowerGaps(Ability):

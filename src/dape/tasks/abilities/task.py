@@ -1,18 +1,16 @@
-"""A generated test as something to learn: the loss of a step, the model for it, and its answers."""
+"""A generated test as something to learn: the loss of a step."""
 
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dape.models.decoder import DecoderLM
-from dape.models.readable import Readable
-from dape.ops.linear import linear
 from dape.tasks.abilities.base import Ability, Examples
 from dape.tasks.abilities.catalogue import find
 from dape.tasks.abilities.config import AbilityConfig
+from dape.tasks.answers import answer_loss
 from dape.tasks.base import Batch, Loss
 
 TRAIN, TEST = 0, 1
@@ -52,24 +50,9 @@ class AbilityTask:
 
         def loss(part: int) -> Loss:
             assert isinstance(model, DecoderLM)
-            logits = answer_logits(model, drawn, torch.Generator().manual_seed(step))
-            answers = torch.from_numpy(drawn.answers).to(logits.device)
-            mean = nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten())
-            right = int((logits.argmax(-1) == answers).sum())
-            return Loss(mean, answers.numel(), right, answers.numel())
+            return answer_loss(model, drawn, step)
 
         return Batch(loss=loss, count=drawn.scored.size)
 
     def validate(self, model: nn.Module) -> float | None:
         return None
-
-
-def answer_logits(model: Readable, examples: Examples, generator: torch.Generator) -> Tensor:
-    """[sequence, answer, vocabulary]: predictions made at the token before each answer."""
-    tokens = torch.from_numpy(examples.tokens[:, :-1]).to(model.embedding.weight.device)
-    encodings = model.drawn_encodings(tokens.shape[1], generator)
-    last = tokens.shape[1] - (int(examples.scored.min()) - 1)
-    hidden = model.hidden(tokens, encodings=encodings, last=last)
-    places = torch.from_numpy(examples.scored - 1 - (tokens.shape[1] - last)).to(tokens.device)
-    chosen = hidden.gather(1, places.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-    return linear(model.head, chosen).float()

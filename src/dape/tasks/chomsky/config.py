@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from dape.errors import UsageError
+from dape.errors import UsageError, check_counts, check_heads
 from dape.tasks.chomsky.catalogue import Compat
 
 Scale = Literal["paper", "cpu", "custom"]
@@ -61,11 +61,9 @@ class CheConfig:
         return tuple(n for n in self.lengths if n <= self.train_length)
 
     def check(self) -> None:
-        for name in ("width", "layers", "heads", "hidden", "pool", "train_length", "steps", "batch", "samples"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"`{name}` must be at least 1, got {getattr(self, name)}")
-        if self.width % self.heads:
-            raise UsageError(f"`width` {self.width} cannot be divided into `heads` {self.heads} of equal width")
+        sizes = ("width", "layers", "heads", "hidden", "pool")
+        check_counts(self, *sizes, "train_length", "steps", "batch", "samples")
+        check_heads(self.width, self.heads)
         if not 0 <= self.dropout < 1:
             raise UsageError(f"`dropout` must be at least 0 and below 1, got {self.dropout}")
         if self.computation < 0:

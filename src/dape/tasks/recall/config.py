@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from dape.errors import UsageError
-from dape.tasks.small_models import SmallModels, check_counts
+from dape.errors import UsageError, check_counts
+from dape.tasks.small_models import SmallModels
 
 Task = Literal["recall", "passkey"]
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)

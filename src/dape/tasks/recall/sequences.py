@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dape.files import sha256_of
+from dape.tasks.examples import Examples
 from dape.tasks.recall.config import SHORTEST, RecallConfig, depth_places, shortest_test
 
 TRAIN, TEST = 0, 1
@@ -25,9 +26,7 @@ GROWING = 0.6
 
 
 @dataclass(frozen=True)
-class Sequences:
-    tokens: np.ndarray
-    """[sequence, length + 1]: the tokens that a model reads, and the last answer."""
+class Sequences(Examples):
     places: np.ndarray
     """[sequence, question]: the first token of the pair that is asked for."""
 
@@ -35,10 +34,11 @@ class Sequences:
     def questions(self) -> int:
         return self.places.shape[1]
 
-    @property
-    def answers(self) -> np.ndarray:
-        """[sequence, question]"""
-        return self.tokens[:, -2 * self.questions + 1 :: 2]
+
+def _sequences(tokens: np.ndarray, places: np.ndarray) -> Sequences:
+    """The answers are the last token and every second one before it."""
+    scored = np.arange(tokens.shape[1])[1 - 2 * places.shape[1] :: 2]
+    return Sequences(tokens, np.tile(scored, (len(tokens), 1)), places)
 
 
 # Training ------------------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def _draw_batch(
     tokens[row, places], tokens[row, places + 1] = keys, values
     asked = generator.integers(0, pairs, (size, questions))
     tokens[:, context::2], tokens[:, context + 1 :: 2] = keys[row, asked], values[row, asked]
-    return Sequences(tokens, places[row, asked])
+    return _sequences(tokens, places[row, asked])
 
 
 def _distinct(generator: np.random.Generator, rows: int, below: int, count: int) -> np.ndarray:
@@ -92,7 +92,7 @@ def evaluation_sequences(config: RecallConfig, *, length: int, pairs: int, depth
     each = [
         evaluation_sequence(config, length=length, pairs=pairs, depths=depths, index=i) for i in range(config.samples)
     ]
-    return Sequences(np.stack([tokens for tokens, _ in each]), np.stack([places for _, places in each]))
+    return _sequences(np.stack([tokens for tokens, _ in each]), np.stack([places for _, places in each]))
 
 
 def evaluation_sequence(

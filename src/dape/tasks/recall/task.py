@@ -1,17 +1,16 @@
-"""The task of associative recall, and its model."""
+"""The task of associative recall."""
 
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dape.models.readable import Readable
-from dape.ops.linear import linear
+from dape.tasks.answers import answer_loss
 from dape.tasks.base import Batch, Loss
 from dape.tasks.recall.config import RecallConfig
-from dape.tasks.recall.sequences import Sequences, training_batch
+from dape.tasks.recall.sequences import training_batch
 
 PROTOCOL = "mqar"
 
@@ -36,21 +35,9 @@ class RecallTask:
         drawn = training_batch(self.config, seed=self.seed, step=self.first + step)
 
         def loss(part: int) -> Loss:
-            logits = answer_logits(self.reads(model), drawn, torch.Generator().manual_seed(step))
-            answers = torch.from_numpy(drawn.answers.copy()).to(logits.device)
-            mean = nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten())
-            right = int((logits.argmax(-1) == answers).sum())
-            return Loss(mean, answers.numel(), right, answers.numel())
+            return answer_loss(self.reads(model), drawn, step)
 
         return Batch(loss=loss, count=drawn.answers.size)
 
     def validate(self, model: nn.Module) -> float | None:
         return None
-
-
-def answer_logits(model: Readable, sequences: Sequences, generator: torch.Generator) -> Tensor:
-    """[sequence, question, vocabulary]: the logits at the keys of the questions."""
-    tokens = torch.from_numpy(sequences.tokens[:, :-1]).to(model.embedding.weight.device)
-    encodings = model.drawn_encodings(tokens.shape[1], generator)
-    hidden = model.hidden(tokens, encodings=encodings, last=2 * sequences.questions - 1)
-    return linear(model.head, hidden[:, ::2]).float()

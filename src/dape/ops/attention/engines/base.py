@@ -237,6 +237,16 @@ class Engine(Protocol):
     def backward(self, call: Call, terms: Any, grad: Tensor, out: Tensor, softmax: Tensor) -> Found: ...
 
 
+def empty_outputs(
+    q: Tensor, v: Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
+    """Tensors for the output, which is [b, q, h, e] in memory for the next projection, and for the largest logit
+    (base 2) and the sum of the weights of each row."""
+    batch, heads, queries, _ = q.shape
+    out = q.new_empty(batch, queries, heads, v.shape[-1], dtype=dtype).transpose(1, 2)
+    return out, q.new_empty(batch, heads, queries, 2, dtype=dtype)
+
+
 class KernelEngine(ABC):
     """An engine whose kernel reads terms from memory: tables for all rows at once, or cells of one block of rows at a
     time, so that memory stays linear in the length."""
@@ -255,10 +265,6 @@ class KernelEngine(ABC):
         out, softmax)``."""
 
     @abstractmethod
-    def outputs(self, call: Call) -> tuple[Tensor, Tensor]:
-        """Empty tensors for output and softmax."""
-
-    @abstractmethod
     def tables(self, attention: Any, call: Call, terms: Any) -> Any:
         """Tables as the kernel reads them."""
 
@@ -267,7 +273,7 @@ class KernelEngine(ABC):
         """The terms of a block of rows as the kernel reads them."""
 
     def forward(self, call: Call, terms: Tables | RowTerms) -> tuple[Tensor, Tensor]:
-        attention, (out, softmax) = self.attention(call), self.outputs(call)
+        attention, (out, softmax) = self.attention(call), empty_outputs(call.q, call.v)
         if isinstance(terms, Tables):
             attention.forward(self.tables(attention, call, terms), out, softmax, _all_rows(call))
             return out, softmax

@@ -17,23 +17,14 @@ from dape.ops.attention.engines.base import (
     RowTerms,
     Tables,
     Verdict,
+    empty_outputs,
 )
 from dape.ops.attention.engines.row_terms import CountTerms, ProductTerms, RowFormTerms
 from dape.ops.attention.fused import library
 from dape.ops.attention.fused.available import why_not_built, why_not_compiled
 from dape.ops.attention.fused.convolved import MOST_TAPS, Convolved
 from dape.ops.attention.fused.heads import Counted, Relative, entries_of
-from dape.ops.attention.fused.run import (
-    LOG2_E,
-    AnyTerms,
-    Attention,
-    Mixer,
-    Ramps,
-    SharedRamps,
-    Term,
-    Terms,
-    outputs,
-)
+from dape.ops.attention.fused.run import LOG2_E, AnyTerms, Attention, Mixer, Ramps, SharedRamps, Term, Terms
 from dape.ops.attention.tiles import TileTerms
 from dape.positional.base import ScoreForm
 from dape.positional.grid import Grid
@@ -66,7 +57,7 @@ class Cpp(KernelEngine):
 
     def forward(self, call: Call, terms: Tables | RowTerms | RowFormTerms) -> tuple[Tensor, Tensor]:
         if isinstance(terms, RowFormTerms):
-            out, softmax = outputs(call.q, call.v)
+            out, softmax = empty_outputs(call.q, call.v)
             _kernel_of(call, terms).forward(out, softmax)
             return out, softmax
         return super().forward(call, terms)
@@ -89,9 +80,6 @@ class Cpp(KernelEngine):
             key_padding_mask=call.key_padding_mask,
             separable=call.separable,
         )
-
-    def outputs(self, call: Call) -> tuple[Tensor, Tensor]:
-        return outputs(call.q, call.v)
 
     def tables(self, attention: Attention, call: Call, terms: Tables) -> AnyTerms:
         if isinstance(terms, RampTerms):
@@ -141,7 +129,7 @@ class Prepared:
         queries, keys = q.shape[2], k.shape[2]
         given = {"key_padding_mask": key_padding_mask, "separable": separable}
         attention = Attention(q, k, v, self.mixer, causal_offset=keys - queries, **given)
-        out, softmax = outputs(q, v)
+        out, softmax = empty_outputs(q, v)
         if isinstance(self.terms, Ramps):
             assert rows is not None
             terms = self.terms.on_rows(rows, first)

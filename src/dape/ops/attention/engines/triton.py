@@ -6,15 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dape.ops.attention.engines.base import (
-    NO_ROW_KERNEL,
-    Call,
-    KernelEngine,
-    RampTerms,
-    RowBlock,
-    Tables,
-    Verdict,
-)
+from dape.ops.attention.engines.base import NO_ROW_KERNEL, Call, KernelEngine, RampTerms, RowBlock, Tables, Verdict
 from dape.ops.attention.tiles import LOG2_E, TileTerms
 from dape.ops.attention.triton_kernels.available import serves, why_not_triton
 from dape.ops.attention.triton_kernels.plan import padded
@@ -56,11 +48,6 @@ class Triton(KernelEngine):
         return Attention(
             call.q, call.k, call.v, call.wa, call.w2, causal_offset=call.causal_offset, key_padding_mask=padding
         )
-
-    def outputs(self, call: Call) -> tuple[Tensor, Tensor]:
-        from dape.ops.attention.triton_kernels.run import outputs
-
-        return outputs(call.q, call.v)
 
     def tables(self, attention: "Attention", call: Call, terms: Tables) -> "Terms":
         from dape.ops.attention.triton_kernels.run import Terms

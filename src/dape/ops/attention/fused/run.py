@@ -282,13 +282,6 @@ class SeparableTerms:
         return OfRowsAndKeys(*(x.sum(0, keepdim=True) if one else x for x, one in zip(found, shared, strict=True)))
 
 
-def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
-    """Empty tensors for the output, which is [b, q, h, e] in memory for the next projection, and for the largest logit
-    (base 2) and the sum of the weights of each row."""
-    batch, heads, queries, _ = q.shape
-    return library.empty(batch, queries, heads, v.shape[-1]).transpose(1, 2), library.empty(batch, heads, queries, 2)
-
-
 class Mixer:
     """The matrices of f, and their versions for scores and logits in base 2."""
 

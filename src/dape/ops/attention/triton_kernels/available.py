@@ -8,14 +8,7 @@ from torch import Tensor
 from dape.extras import install_command
 from dape.ops.attention.check import why_off
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
-from dape.ops.attention.triton_kernels.plan import (
-    MAX_HEADS,
-    MAX_HIDDEN,
-    MAX_WIDTH,
-    SMALL_SHARED,
-    Sizes,
-    gpu_of,
-)
+from dape.ops.attention.triton_kernels.plan import MAX_HEADS, MAX_HIDDEN, MAX_WIDTH, SMALL_SHARED, Sizes, gpu_of
 from dape.positional.base import ScoreForm
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -332,14 +332,6 @@ def together_or_apart(sizes: Sizes, a: str, b: str, *, apart: bool = False) -> l
     return [{a: True, b: True}]
 
 
-def outputs(q: Tensor, v: Tensor) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q 2"]]:
-    """Empty tensors for the output, which is [b, q, h, e] in memory for the next projection, and for the largest logit
-    (base 2) and the sum of the weights of each row."""
-    batch, heads, queries, _ = q.shape
-    out = q.new_empty(batch, queries, heads, v.shape[-1], dtype=torch.float32).transpose(1, 2)
-    return out, q.new_empty(batch, heads, queries, 2, dtype=torch.float32)
-
-
 def _in_two_parts(weight: Float[Tensor, "a b"], padding: tuple[int, ...], dtype: torch.dtype) -> Float[Tensor, "2 c d"]:
     """The padded weight as a rounded tensor and its rounding error."""
     upper = weight.to(dtype)

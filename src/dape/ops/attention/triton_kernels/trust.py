@@ -15,13 +15,7 @@ import torch
 
 from dape.ops.attention.engines.base import Verdict
 from dape.ops.attention.triton_kernels.interpreted import INTERPRETED
-from dape.ops.attention.triton_kernels.remembered import (
-    Machine,
-    Outcome,
-    machine_of,
-    read_outcomes,
-    write_outcome,
-)
+from dape.ops.attention.triton_kernels.remembered import Machine, Outcome, machine_of, read_outcomes, write_outcome
 from dape.ops.attention.triton_kernels.shape_class import ShapeClass
 from dape.ops.switch import SWITCH, WHY_OFF, kernels_mode
 

@@ -134,7 +134,7 @@ class _Example:
             documents = {name: x[0] if self.case.shared else x for name, x in documents.items()}
         padding = (keys * torch.tensor([[7], [3]], device="cpu")) % 5 == 2 if shape.padding else None
         causal = shape.causal
-        return make_grid(self.q, self.k, causal=causal, q_pos=None, k_pos=None, key_padding_mask=padding, **documents)
+        return make_grid(self.q, self.k, key_padding_mask=padding, causal=causal, **documents)
 
     def _kinks(self) -> Float[Tensor, " w"] | None:
         """Kinks as far as possible from all cells, so that rounding does not move a cell to another piece."""
@@ -258,11 +258,7 @@ class _ByDefinition(PositionalEncoding):
         self.example, self.leaves = example, leaves
 
     def logits(
-        self,
-        scores: Float[Tensor, "b h q k"],
-        q: Float[Tensor, "b h q d"],
-        k: Float[Tensor, "b g k d"],
-        grid: Grid,
+        self, scores: Float[Tensor, "b h q k"], q: Float[Tensor, "b h q d"], k: Float[Tensor, "b g k d"], grid: Grid
     ) -> Float[Tensor, "b h q k"]:
         ramp = {"table": self.leaves.get("table"), "rows": self.leaves.get("rows")}
         logits, on_cells = scores, partial(self.example.on_cells, **ramp)
