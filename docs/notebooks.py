@@ -1,6 +1,6 @@
 """Tutorials: Python files in which `# %%` begins a cell, and `# %% [markdown]` one of text, the format that Jupyter and
-editors open. `make docs` runs them and makes of each a page with what it printed and drew, and a notebook to download;
-the slow tests run them too."""
+editors open. `make docs` runs them and makes of each a page with what it printed and drew, and a notebook to
+download."""
 
 import ast
 import contextlib

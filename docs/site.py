@@ -33,6 +33,14 @@ GROUPS = {
     "Models and layers": ("models", "nn"),
 }
 SHOWN_WITH_DAPE = ("alibi", "kerple", "fire")
+PRINTS = {
+    "compare": ("dape-alibi", "9 measurements before, 18 now"),
+    "my-model": ("dape-kerple", "torch.Size([1, 8, 300, 32])"),
+    "longer-llama": ("dape-kerple (adapter)", "adapter_model.safetensors"),
+    "add-an-encoding": ("-0.7500", "largest difference"),
+    "cluster": ("dape-alibi", "True"),
+}
+"""What each tutorial prints, among other things."""
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
@@ -74,7 +82,7 @@ def with_links(page: Path, content: str) -> str:
 
 
 def write_tutorial(file: Path) -> None:
-    """Run, in a folder of its own; as a page and as a notebook."""
+    """Run, in a folder of its own; as a page and as a notebook. SystemExit if it does not print what it is for."""
     print(f"running {file.relative_to(ROOT)}", flush=True)
     cells, out, here = notebooks.read(file), OUT / "tutorials", Path.cwd()
     out.mkdir(exist_ok=True)
@@ -84,6 +92,9 @@ def write_tutorial(file: Path) -> None:
             notebooks.run(cells)
         finally:
             os.chdir(here)
+    printed = "\n".join(cell.printed for cell in cells)
+    if missing := [words for words in PRINTS[file.stem] if words not in printed]:
+        raise SystemExit(f"{file}: {missing} is not in what it prints:\n{printed}")
     text = with_links(file, notebooks.as_page(cells, file.stem, out))
     told = f"\n*A notebook, run when the site was built: [{file.stem}.ipynb]({file.stem}.ipynb)*\n"
     (out / f"{file.stem}.md").write_text(text + told, encoding="utf-8")

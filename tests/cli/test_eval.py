@@ -225,17 +225,15 @@ def test_a_checkpoint_that_cannot_be_written(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "protocol"), [(2, "last_k"), (4, "full"), (2, "nonoverlap"), (2, "per_position")])
 def test_processes_that_share_windows_find_the_same(dape_process, tmp_path, count, protocol):
-    said = {}
-    for processes in (1, count):
-        path = tmp_path / f"{processes}.jsonl"
-        given = [*SHORT, "--protocol", protocol, "--processes", str(processes), "--json", str(path)]
-        said[processes] = dape_process("eval", "rope", *given)
-        assert said[processes].returncode == 0, said[processes].stderr
-    one, several = (read_rows(tmp_path / f"{processes}.jsonl") for processes in (1, count))
+    given = [*SHORT, "--protocol", protocol, "--json"]
+    evaluate("rope", *given, str(tmp_path / "one.jsonl"))
+    said = dape_process("eval", "rope", *given, str(tmp_path / "several.jsonl"), "--processes", str(count))
+    assert said.returncode == 0, said.stderr
+    one, several = (read_rows(tmp_path / f"{name}.jsonl") for name in ("one", "several"))
     assert [(row.length, row.scored_tokens) for row in several] == [(row.length, row.scored_tokens) for row in one]
     assert [row.value for row in several] == pytest.approx([row.value for row in one], rel=1e-5)
-    assert f"{count} processes, at most " in said[count].stdout
-    assert said[count].stdout.count("rope, step 4") == 1
+    assert f"{count} processes, at most " in said.stdout
+    assert said.stdout.count("rope, step 4") == 1
 
 
 @pytest.mark.slow

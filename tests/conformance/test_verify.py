@@ -78,10 +78,28 @@ class Made(dape.PositionalEncoding):
         return x * 0 + self.mistake.output(Setting(self.case, self.pe))
 
 
-PAIRS = [(name, mistake.name) for name in dape.encodings() for mistake in mistakes_of(name)]
+def pairs() -> list[tuple[str, str]]:
+    """Encodings and their mistakes: all of those that few encodings have, and of those that are made in dozens of them,
+    such as a transposed matrix, one encoding in five, each time others."""
+    names: dict[str, list[str]] = {}
+    for name in dape.encodings():
+        for mistake in mistakes_of(name):
+            names.setdefault(mistake.name, []).append(name)
+    every = ((mistake, list(dict.fromkeys(of))) for mistake, of in names.items())
+    return [
+        (name, mistake) for n, (mistake, of) in enumerate(every) for name in (of if len(of) <= 6 else of[n % 5 :: 5])
+    ]
 
 
-@pytest.mark.parametrize("name, mistake", few(4, dict.fromkeys(PAIRS)))
+PAIRS = pairs()
+
+
+def test_every_encoding_and_every_mistake_is_tried():
+    assert {name for name, _ in PAIRS} == set(dape.encodings())
+    assert {mistake for _, mistake in PAIRS} == {each.name for name in dape.encodings() for each in mistakes_of(name)}
+
+
+@pytest.mark.parametrize("name, mistake", few(4, PAIRS))
 def test_a_mistake_is_found_by_what_it_gives(name, mistake):
     made = next(each for each in mistakes_of(name) if each.name == mistake)
     possible, cases = False, []

@@ -377,9 +377,7 @@ def evaluation(encoding, length):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("encoding", "length"), [("rope", 16384), ("dape-kerple", 8192), ("dape-kerple", 16384), ("dape-fire", 8192)]
-)
+@pytest.mark.parametrize(("encoding", "length"), [("rope", 16384), ("dape-kerple", 8192), ("dape-fire", 8192)])
 def test_memory_of_long_windows(tmp_path, monkeypatch, encoding, length):
     """The scores of one layer alone would take 4 heads x 16384^2 x 4 bytes = 4.3 GB, 1.1 GB at 8192."""
     (tmp_path / "long_windows.py").write_text(LONG)

@@ -175,28 +175,31 @@ def test_a_library_that_needs_more_than_the_c_library_is_refused(folder, tmp_pat
         packaging.compile_one(source, V3, "g++", folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("target", prebuilt.TARGETS, ids=lambda target: target.name)
-def test_every_kernel_is_made_for_every_target(folder, target):
-    """Compiled and linked; its functions are there. ARM's needs Debian's g++-aarch64-linux-gnu."""
-    compiler = packaging.compiler_for(target)
-    if compiler is None:
-        pytest.skip(f"no compiler for {target.name}")
+@pytest.fixture(scope="module")
+def every_kernel(tmp_path_factory) -> Path:
+    """The folder of all libraries for processors like this one, made once: a minute. `make wheel` compiles
+    and links them for the other targets."""
+    if V3.needs - prebuilt.features():
+        pytest.skip("this processor is older than x86-64-v3")
+    folder = tmp_path_factory.mktemp("compiled")
     for source in packaging.SOURCES:
-        packaging.compile_one(source, target, compiler, folder / target.name)
-        (made,) = folder.glob(f"{target.name}/{source.stem}-*.so")
-        functions = ("dape_forward",) if source == library.SOURCE else (f"dape_{source.stem}_forward",)
-        assert all(name.encode() in made.read_bytes() for name in functions)
+        packaging.compile_one(source, V3, "g++", folder / V3.name)
+    return folder
+
+
+@pytest.mark.slow
+def test_every_kernel_has_its_functions(every_kernel):
+    for source in packaging.SOURCES:
+        (made,) = every_kernel.glob(f"{V3.name}/{source.stem}-*.so")
+        function = "dape_forward" if source == library.SOURCE else f"dape_{source.stem}_forward"
+        assert function.encode() in made.read_bytes()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dape-kerple", "transformer-xl", "cope", "dape-v2-kerple"])
-def test_attention_by_a_prebuilt_kernel(folder, name, monkeypatch):
+def test_attention_by_a_prebuilt_kernel(every_kernel, folder, name, monkeypatch):
     """Every one of the libraries for processors like this one, against the definition."""
-    for source in packaging.SOURCES:
-        if V3.needs - prebuilt.features():
-            pytest.skip("this processor is older than x86-64-v3")
-        packaging.compile_one(source, V3, "g++", folder / V3.name)
+    monkeypatch.setattr(prebuilt, "FOLDER", every_kernel)
     monkeypatch.setenv("DAPE_FUSED", "prebuilt")
     for module in (library, kinds):
         monkeypatch.setattr(module, "load", functools.cache(module.load.__wrapped__))

@@ -6,8 +6,6 @@ import multiprocessing
 import os
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -176,7 +174,7 @@ def test_a_second_signal_stops_at_once(start, tmp_path):
     assert "dape: interrupted" in (tmp_path / "hurry.log").read_text() and steps_taken(folder) == 0
 
 
-# In the slow tier: real processes, killed at random ------------------------------------------------------------------
+# In the slow tier: killed at random -----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -189,22 +187,19 @@ def test_a_second_signal_stops_at_once(start, tmp_path):
     ],
     ids=lambda words: words[1],
 )
-def test_killed_again_and_again(tmp_path, text_file, saved, same_bits, settings):
+def test_killed_again_and_again(start, tmp_path, saved, same_bits, settings):
     """Every life ends a little after its first steps, most often during a save, as every step is saved."""
-    python = [sys.executable, "-m", "dape", "train", "--threads", "1"]
-    argv = [*SETTINGS, *settings, "--steps", "20", "--save-every", "1", "--data", str(text_file)]
-    subprocess.run([*python, *argv, "--out", str(tmp_path / "whole")], check=True, capture_output=True)
+    argv = [*settings, "--steps", "20", "--save-every", "1"]
+    assert ended(start("whole", *argv)) == 0
     folder, deaths = tmp_path / "killed", 0
     for life in itertools.count():
-        words = ["--resume", "--out", str(folder)] if life else [*argv, "--out", str(folder)]
-        child = subprocess.Popen([*python, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         before = steps_taken(folder)
-        wait_for(lambda before=before: steps_taken(folder) > before + 2, _Popen(child))
+        child = start("killed", resume=True) if life else start("killed", *argv)
+        wait_for(lambda before=before: steps_taken(folder) > before + 2, child)
         time.sleep(0.013 * life)
         child.kill()
-        _, errors = child.communicate()
-        if child.returncode != -signal.SIGKILL:
-            assert child.returncode == 0, errors
+        if (code := ended(child)) != -signal.SIGKILL:
+            assert code == 0, (tmp_path / "killed.log").read_text()
             break
         deaths += 1
         for path in checkpoints(folder / "checkpoints"):
@@ -214,13 +209,3 @@ def test_killed_again_and_again(tmp_path, text_file, saved, same_bits, settings)
     scaler = [json.loads((find(run) / "checkpoint.json").read_text())["scaler"] for run in (folder, tmp_path / "whole")]
     assert scaler[0] == scaler[1]
     assert [line["step"] for line in read_metrics(folder) if "loss" in line] == list(range(1, 21))
-
-
-class _Popen:
-    """With the one method of a multiprocessing child that is needed here."""
-
-    def __init__(self, child: subprocess.Popen) -> None:
-        self._child = child
-
-    def is_alive(self) -> bool:
-        return self._child.poll() is None

@@ -188,7 +188,7 @@ def test_any_call(engine, one):
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=EVERY_ENGINE)
+@settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=EVERY_ENGINE)
 @given(one=any_call())
 def test_many_calls(engine, one):
     pe, inputs, call = one

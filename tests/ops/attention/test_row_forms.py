@@ -1,10 +1,13 @@
 """Forms with kernels of their own kind (relative products, content counts, key convolutions), compiled, against the
 definition: outputs and the gradients of q, k, v and every parameter."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.ops.attention.bounds import Exact, Rounding, excess
 from tests.ops.attention.test_equivalence import (
     HEADS,
     SITUATIONS,
@@ -18,6 +21,7 @@ from tests.ops.attention.test_equivalence import (
     draw,
     draw_any,
     make,
+    outputs_and_gradients,
 )
 from tests.thinned import thinned
 from torch import Tensor
@@ -75,8 +79,11 @@ def with_options(name: str, heads: int, width: int, seed: int = 1, **options):
     return make
 
 
-def any_size(data: st.DataObject, most_heads: int, most_queries: int, most_keys: int, most_hidden: int) -> None:
-    """Other numbers of heads, places, hidden units and taps, and other widths, than the other tests have."""
+def any_size(
+    data: st.DataObject, most_heads: int, most_queries: int, most_keys: int, most_hidden: int
+) -> tuple[PositionalEncoding, Inputs, bool]:
+    """Other numbers of heads, places, hidden units and taps, and other widths, than the other tests have; and whether
+    the call is causal."""
     name = data.draw(st.sampled_from(["transformer-xl", "cope", "dape-v2-kerple", "dape-v2-rope", "dape-v2-t5"]))
     heads, width = data.draw(st.integers(1, most_heads)), 2 * data.draw(st.integers(1, 20))
     keys, batch = data.draw(st.integers(1, most_keys)), data.draw(st.integers(1, 2))
@@ -89,20 +96,31 @@ def any_size(data: st.DataObject, most_heads: int, most_queries: int, most_keys:
     torch.manual_seed(data.draw(st.integers(0, 99)))
     q, k, v = (torch.randn(batch, heads, rows, width) for rows in (queries, keys, keys))
     causal = name == "cope" or data.draw(st.booleans())
-    assert_near(name, Inputs(q, k, v), impl="fused", make=with_options(name, heads, width, **options), causal=causal)
+    return with_options(name, heads, width, **options)(name, torch.float32), Inputs(q, k, v), causal
 
 
 @settings(deadline=None, derandomize=True, max_examples=10)
 @given(data=st.data())
 def test_any_size(data):
-    any_size(data, 3, 60, 80, 9)
+    pe, inputs, causal = any_size(data, 3, 60, 80, 9)
+    assert_near("", inputs, impl="fused", make=lambda _, dtype: deepcopy(pe).to(dtype), causal=causal)
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=40)
 @given(data=st.data())
 def test_any_larger_size(data):
-    any_size(data, 14, 110, 300, 40)
+    """Within the derived bound: how far off an entry may be depends on how many numbers are summed, which differs from
+    one example to the next by a factor of hundreds. The bound is of the worst case; outputs, which do not jump where a
+    hidden unit is 0 as gradients do, are also held to ten times what small sizes are allowed."""
+    pe, inputs, causal = any_size(data, 14, 110, 300, 40)
+    found = outputs_and_gradients("fused", pe, inputs, causal=causal)
+    towards = torch.randn(inputs.q.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).float()
+    exact = Exact(pe, inputs.q, inputs.k, inputs.v, towards, Rounding(torch.float32), {"causal": causal})
+    too_far = {what: ratio for what, ratio in excess(exact, found).items() if not ratio <= 1}
+    assert not too_far
+    value = exact.values["output"]
+    assert (found["output"] - value).abs().max() < 1e-4 * max(1.0, value.abs().max().item())
 
 
 @pytest.mark.parametrize("mean", [-10.0, -3.0, 10.0])

@@ -127,9 +127,9 @@ print(extra_bytes(training_step(int(sys.argv[2]))))
         arguments = [sys.executable, "-c", program, name, str(length), impl]
         return int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
 
-    short, long = peak(2048), peak(4096)
+    short, long = peak(1536), peak(3072)
     assert long <= 2.3 * short
-    assert long < 4 * 12 * 4096 * 4096, "less than one score matrix of all heads"
+    assert long < 4 * 12 * 3072 * 3072, "less than one score matrix of all heads"
 
 
 @pytest.mark.parametrize("impl", ["blocked", "reference", "auto"])

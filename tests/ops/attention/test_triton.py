@@ -26,9 +26,11 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
 
-def interpret(which: str) -> None:
+def interpret(which: str, names: str = "") -> None:
+    """Tests of that mark whose names an expression of ``-k`` selects."""
     modules = [str(HERE / name) for name in ("triton_interpreted.py", "trust_interpreted.py")]
-    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, *modules, TRITON_INTERPRET="1")
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, "-k", names, *modules]
+    done = run_python(*words, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
@@ -37,10 +39,15 @@ def test_interpreted():
     interpret("not slow")
 
 
+PARTS = ["test_large_sizes", "test_other_situations", "test_square", "test_every_case_of_many_classes"]
+
+
 @installed
 @pytest.mark.slow
-def test_interpreted_more():
-    interpret("slow")
+@pytest.mark.parametrize("part", [*PARTS, f"not ({' or '.join(PARTS)})"], ids=[*PARTS, "others"])
+def test_interpreted_more(part):
+    """Half a minute each, so that several processes can share them."""
+    interpret("slow", part)
 
 
 def test_nothing_needs_triton():
@@ -79,15 +86,14 @@ def test_items_of_more_than_32_bits_are_found():
 
 
 def _combinations():
-    """One in the usual tests, small; the others take half a minute each."""
+    """One in the usual tests, small; the others take half a minute each: every kind of GPU, with every dtype once at
+    least, the paper's models, and for every kind of GPU the largest that should fit. `dape bench kernels` shows any."""
     usual = ("sm_80", "fp16", 2, 16, 4)
-    more = [(target, dtype, 12, 64, 32) for target in SHARED for dtype in ("fp16", "bf16")]
-    more += [("sm_90", "bf16", 8, 128, 64), ("gfx942", "fp16", 16, 64, 4), ("sm_80", "bf16", 32, 64, 16)]
-    more += [("sm_80", "fp16", 32, 128, 32), ("sm_90", "bf16", 32, 80, 32), ("gfx942", "fp16", 32, 128, 32)]
-    more += [("sm_80", "fp32", 12, 80, 32), ("sm_90", "fp32", 32, 128, 32)]
-    more += [("sm_86", "fp16", 12, 64, 32), ("sm_86", "fp16", 32, 128, 32)]
-    more += [("sm_80", "fp32", 8, 32, 64), ("gfx942", "fp32", 8, 32, 64)]  # the Chomsky-hierarchy encoder
-    return [usual, *(pytest.param(*each, marks=pytest.mark.slow) for each in more if each != usual)]
+    more = [("sm_80", "bf16", 12, 64, 32), ("sm_86", "fp16", 32, 128, 32), ("gfx942", "fp16", 32, 128, 32)]
+    more += [("sm_90", "fp32", 32, 128, 32), ("sm_90", "bf16", 8, 128, 64)]
+    more += [("gfx942", "fp32", 8, 32, 64)]  # the Chomsky-hierarchy encoder
+    assert {target for target, *_ in (usual, *more)} == set(SHARED)
+    return [usual, *(pytest.param(*each, marks=pytest.mark.slow) for each in more)]
 
 
 def _spill_budget(dtype: str, heads: int, width: int, kernel: str) -> int:

@@ -19,7 +19,6 @@ from tests.ops.attention.test_equivalence import (
     make,
     outputs_and_gradients,
 )
-from tests.thinned import few
 
 import dape
 from dape.ops.attention.engines.triton import Triton
@@ -64,14 +63,18 @@ def test_sizes(batch, heads, kv_heads, width, hidden, queries, keys, causal):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "hidden", "queries", "keys"),
-    [(12, 4, 64, 32, 75, 75), (8, 8, 80, 33, 40, 71), (17, 1, 64, 64, 20, 40), (32, 8, 128, 32, 17, 33)],
+    ("name", "heads", "kv_heads", "width", "hidden", "queries", "keys", "causal"),
+    [
+        ("dape-kerple", 12, 4, 64, 32, 35, 66, True),
+        ("dape-fire", 8, 8, 80, 33, 40, 71, False),
+        ("dape-fire", 17, 1, 64, 64, 20, 40, True),
+        ("dape-kerple", 32, 8, 128, 32, 17, 33, False),
+    ],
 )
-@pytest.mark.parametrize("name", ["dape-kerple", "dape-fire"])
 def test_large_sizes(name, heads, kv_heads, width, hidden, queries, keys, causal):
-    inputs = of_sizes(heads, kv_heads, width, queries, keys)
+    """Several tiles of 16 rows and of keys. A combination takes ten seconds: each size has one bias and one mask."""
+    inputs = of_sizes(heads, kv_heads, width, queries, keys, batch=1)
     assert_near(name, inputs, impl="triton", make=with_hidden(heads, width, hidden), causal=causal)
 
 
@@ -110,16 +113,25 @@ def test_situations(label, causal, situation):
         for label, causal in COMPILED
         for situation in SITUATIONS
         if label in {*KERNELS["lag tables"], *KERNELS["lag ramps"]} and (label, causal, situation) not in FAST
-    ][::3],
+    ][::5],  # every label in both directions, and every situation
 )
 def test_other_situations(label, causal, situation):
     assert_near(label, SITUATIONS[situation](), impl="triton", causal=causal)
 
 
-@pytest.mark.parametrize("t", [1, pytest.param(37, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("label", "causal"), few(8, [case for case in COMPILED if "randomized" not in case[0]]))
-def test_square(label, causal, t):
-    assert_near(label, draw(t), impl="triton", causal=causal)
+SQUARES = [case for case in COMPILED if "randomized" not in case[0]]
+
+
+@pytest.mark.parametrize(("label", "causal"), SQUARES[::3])
+def test_one_row(label, causal):
+    assert_near(label, draw(1), impl="triton", causal=causal)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("label", "causal"), [case for n, case in enumerate(SQUARES) if case[1] == (n // 2 % 2 == 0)])
+def test_square(label, causal):
+    """Three tiles of rows; a label in one direction, the next one in the other."""
+    assert_near(label, draw(37), impl="triton", causal=causal)
 
 
 @pytest.mark.parametrize(("label", "rows"), [("dape-kerple concat_residual", 1), ("dape-fire", 3)])
