@@ -51,6 +51,44 @@ def test_torch_is_not_loaded_without_need():
     in_child(code)
 
 
+WRONG_FOLDERS = {
+    "compare --data book.txt --out full": "full: the folder is not empty and holds no comparison",
+    "probe --train --out full": "full: the folder is not empty and holds no probe",
+    "probe --train --tests core --out full": "full: the folder is not empty and holds no",
+    "che --out full": "full: the folder is not empty and holds no",
+    "study adapters --data book.txt --out full": "full: the folder is not empty and holds no study",
+    "reproduce bias-ablation --data book.txt --out full": "full: the folder is not empty and holds no",
+    "train --data book.txt --encoding rope --out run": "run already holds a run; add --resume",
+    "train --resume --encoding kerple --out run": "run was begun with other settings: encoding was 'rope'",
+}
+
+
+def test_a_wrong_folder_is_refused_without_torch_and_left_alone(tmp_path, monkeypatch):
+    """The text was prepared in it before, and torch imported."""
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text("some words\n" * 100)
+    for name in ("full", "run"):
+        Path(name).mkdir()
+    Path("full/letter.txt").write_text("mine")
+    code = (
+        "import contextlib, io, sys\n"
+        "from pathlib import Path\n"
+        "from dape.cli import main\n"
+        "from dape.models.config import DecoderConfig\n"
+        "from dape.training.config import TrainConfig\n"
+        "from dape.training.run import RunConfig\n"
+        "model = DecoderConfig(encoding='rope')\n"
+        "RunConfig(model=model, train=TrainConfig(), data='book.txt', threads=1).write(Path('run'))\n"
+        f"for line, words in {WRONG_FOLDERS}.items():\n"
+        "    with contextlib.redirect_stderr(io.StringIO()) as told:\n"
+        "        code = main(line.split())\n"
+        "    assert code == 2 and words in told.getvalue(), (line, code, told.getvalue())\n"
+        "    assert 'torch' not in sys.modules, line\n"
+    )
+    in_child(code)
+    assert [path.name for path in Path("full").iterdir()] == ["letter.txt"]
+
+
 def test_import_takes_less_than_half_a_second():
     code = "import time; start = time.perf_counter(); import dape; print(time.perf_counter() - start)"
     # The best of three: the machine may be busy with something else.

@@ -30,8 +30,9 @@ def abilities(
     """Train a small model on each test for each encoding and seed, and test it at every length."""
     methods, out, config = tuple(dict.fromkeys(methods)), Path(out), replace(config, tests=chosen(config.tests))
     config.check()
+    Abilities.check_folder(out)
     counts = {"seeds": seeds, "jobs": jobs, "threads": threads}
-    check_small_models(config, methods, find(config.tests[0]).load().vocabulary, config.test_lengths, out, **counts)
+    check_small_models(config, methods, find(config.tests[0]).load().vocabulary, config.test_lengths, **counts)
 
     from dape.training.device import use_device
 

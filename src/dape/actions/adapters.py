@@ -9,12 +9,12 @@ from dape.actions.found import Found
 from dape.actions.running import announce, run_all, side_by_side
 from dape.errors import UsageError, check_counts
 from dape.experiments.adapters.config import DEFAULT, TREATMENTS, StudyConfig, find
+from dape.experiments.adapters.plan import Study
 from dape.experiments.executor import Executor
 from dape.extras import check_transformers
-from dape.files import check_writable_folder, locked, write_text
+from dape.files import locked, write_text
 
 if TYPE_CHECKING:
-    from dape.experiments.adapters.plan import Study
     from dape.results.records import Row
 
 FILES = ("results.jsonl", "table.md", "curves.png", "curves.svg")
@@ -59,7 +59,7 @@ def _check(config: StudyOptions) -> None:
     if config.tuned_at and min(config.tuned_at) < 2:
         raise UsageError(f"`tuned_at` must be at least 2, got {min(config.tuned_at)}")
     config.config.check()
-    check_writable_folder(config.out, "`out`")
+    Study.check_folder(config.out)
 
 
 def names_of(config: StudyOptions) -> tuple[str, ...]:
@@ -68,10 +68,9 @@ def names_of(config: StudyOptions) -> tuple[str, ...]:
     return tuple(TREATMENTS) if config.treatments == ("all",) else tuple(dict.fromkeys(config.treatments))
 
 
-def _plan(config: StudyOptions) -> "Study":
+def _plan(config: StudyOptions) -> Study:
     check_transformers("dape study adapters")
     data = _data(config)
-    from dape.experiments.adapters.plan import Study
     from dape.experiments.adapters.tasks import task_of
     from dape.training.device import use_device
 
@@ -109,7 +108,7 @@ def _terminal(rows: "list[Row]", width: int) -> list[Any]:
     return [terminal_table(rows, metric=metric_of(rows), width=width)] if rows else []
 
 
-def _found(study: "Study", failures: dict[str, str]) -> Found:
+def _found(study: Study, failures: dict[str, str]) -> Found:
     """Files with all rows of the folder, and the rows of this study."""
     from dape.report.drawing import save_figure
     from dape.report.reproduction import labelled

@@ -11,8 +11,9 @@ from dape.actions.found import Found
 from dape.actions.progress import ProgressLine
 from dape.actions.running import begin_and_run, side_by_side, threads_each
 from dape.errors import UsageError, check_counts
+from dape.experiments.chomsky import Chomsky
 from dape.experiments.executor import Executor
-from dape.files import check_writable_folder, locked, write_text
+from dape.files import locked, write_text
 from dape.fitting import fitted
 from dape.machine import usable_cores
 from dape.positional.catalogue import find as find_encoding
@@ -34,7 +35,6 @@ from dape.tasks.chomsky.config import (
 from dape.training.checks import check_encoding
 
 if TYPE_CHECKING:
-    from dape.experiments.chomsky import Chomsky
     from dape.experiments.chomsky_budget import Speed
     from dape.results.records import Row
 
@@ -176,7 +176,7 @@ def settings_of(config: ChomskyOptions) -> CheConfig:
     )
 
 
-def plan_of(config: ChomskyOptions) -> "Chomsky":
+def plan_of(config: ChomskyOptions) -> Chomsky:
     """Check all arguments, so that errors show before anything is trained."""
     tasks, methods = chosen_tasks(config.tasks), chosen_methods(config.methods)
     rates = chosen_rates(config.lr, budget=config.budget is not None)
@@ -185,9 +185,8 @@ def plan_of(config: ChomskyOptions) -> "Chomsky":
     _check_budget(config, runs=len(tasks) * len(methods) * len(rates) * seeds)
     settings = settings_of(config)
     settings.check()
-    check_writable_folder(config.out, "`out`")
+    Chomsky.check_folder(config.out)
 
-    from dape.experiments.chomsky import Chomsky
     from dape.training.device import use_device
 
     device = str(use_device(config.device))
@@ -250,7 +249,7 @@ def _check_model(settings: CheConfig, task: str, method: str) -> None:
         raise UsageError(f"{method}: {error} ({shape})") from error
 
 
-def _within_budget(config: ChomskyOptions, plan: "Chomsky", jobs: int) -> "Chomsky":
+def _within_budget(config: ChomskyOptions, plan: Chomsky, jobs: int) -> Chomsky:
     """The plan with steps and tests that fit into the budget. The same budget continues the saved plan."""
     if config.budget is None:
         return plan
@@ -286,19 +285,19 @@ def _within_budget(config: ChomskyOptions, plan: "Chomsky", jobs: int) -> "Choms
 # Results -------------------------------------------------------------------------------------------------------------
 
 
-def _cells(rows: "list[Row]", plan: "Chomsky") -> list[Any]:
+def _cells(rows: "list[Row]", plan: Chomsky) -> list[Any]:
     from dape.evaluation.chomsky_scores import summarise
 
     return summarise(rows, plan.config, tasks=plan.tasks, methods=plan.methods, rates=plan.rates)
 
 
-def _terminal(rows: "list[Row]", plan: "Chomsky", width: int) -> Sequence[Any]:
+def _terminal(rows: "list[Row]", plan: Chomsky, width: int) -> Sequence[Any]:
     from dape.report.chomsky import terminal_table
 
     return fitted(terminal_table(_cells(rows, plan), plan.config), width, keys=2)
 
 
-def _found(plan: "Chomsky", failures: dict[str, str]) -> Found:
+def _found(plan: Chomsky, failures: dict[str, str]) -> Found:
     """The results; writes their files if there are rows."""
     from dape.report import chomsky
     from dape.report.drawing import save_figure

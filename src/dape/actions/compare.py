@@ -9,9 +9,9 @@ from dape.actions.running import begin_and_run
 from dape.actions.settings import settings
 from dape.errors import UsageError, check_counts
 from dape.evaluation.config import EvalConfig, Mode, evaluation_of
-from dape.experiments.compare import windows_in
+from dape.experiments.compare import Comparison, evaluation_in, model_for, windows_in
 from dape.experiments.executor import Executor
-from dape.files import check_writable_folder, locked, write_text
+from dape.files import locked, write_text
 from dape.models.config import DecoderConfig
 from dape.results.numbers import count
 from dape.training.checks import check_methods, check_model, check_reach
@@ -20,7 +20,6 @@ from dape.verbosity import tell
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
-    from dape.experiments.compare import Comparison
     from dape.results.records import Row
 
 METHODS = ("rope", "alibi", "kerple", "fire", "dape-alibi", "dape-kerple", "dape-fire")
@@ -121,7 +120,7 @@ def _check(
         if dot and method not in methods:
             raise UsageError(f"`encoding_options` {name}: {method} is not among the `methods`")
     train.check()
-    check_writable_folder(out, "`out`")
+    Comparison.check_folder(out)
     from dape.data.corpora import check_data  # with numpy, for which `dape --help` need not wait
 
     check_data(data)
@@ -136,10 +135,9 @@ def _plan(
     evaluation: EvalConfig,
     out: Path,
     device: str,
-) -> "Comparison":
+) -> Comparison:
     """Everything else that can be wrong is found here, before anything is trained."""
     from dape.data.corpora import as_corpus
-    from dape.experiments.compare import Comparison, evaluation_in, model_for
 
     corpus = as_corpus(data, out=out / "data")  # before torch is imported, which takes longer than to see a wrong path
     from dape.evaluation.perplexity import ends_of, with_reach
@@ -167,7 +165,7 @@ def _plan(
     )
 
 
-def terminal(rows: "list[Row]", plan: "Comparison", width: int) -> Any:
+def terminal(rows: "list[Row]", plan: Comparison, width: int) -> Any:
     """What is found so far, as a table of rich."""
     from dape.report.tables import terminal_table
 
@@ -181,7 +179,7 @@ def terminal(rows: "list[Row]", plan: "Comparison", width: int) -> Any:
     )
 
 
-def _found(plan: "Comparison", failures: dict[str, str]) -> Found:
+def _found(plan: Comparison, failures: dict[str, str]) -> Found:
     """With its files, if there are rows."""
     from dape.report.figures import perplexity_figure, save_figure
     from dape.report.summary import summary

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from dape.actions.found import Found
 from dape.actions.running import begin_and_run, check_small_models
 from dape.experiments.executor import Executor
+from dape.experiments.recall import Recall
 from dape.files import locked, write_text
 from dape.tasks.recall.config import RecallConfig
 
 if TYPE_CHECKING:
     from dape.actions.found import Tables
-    from dape.experiments.recall import Recall
 
 METHODS = ("rope", "alibi", "kerple", "dape-kerple")
 LEARNED = 0.9
@@ -33,9 +33,9 @@ def recall(
     """Train a small model on associative recall for each encoding and seed, and test it at every length."""
     methods, out = tuple(dict.fromkeys(methods)), Path(out)
     config.check()
-    check_small_models(config, methods, config.vocabulary, config.lengths, out, seeds=seeds, jobs=jobs, threads=threads)
+    Recall.check_folder(out)
+    check_small_models(config, methods, config.vocabulary, config.lengths, seeds=seeds, jobs=jobs, threads=threads)
 
-    from dape.experiments.recall import Recall
     from dape.training.device import use_device
 
     plan = Recall(out=out, methods=methods, seeds=seeds, config=config, device=str(use_device(device)))
@@ -44,13 +44,13 @@ def recall(
         return _found(plan, begin_and_run(plan, **how, tables=_terminal(plan)))
 
 
-def _terminal(plan: "Recall") -> "Tables":
+def _terminal(plan: Recall) -> "Tables":
     from dape.report.recall import recall_table
 
     return lambda rows, width: [recall_table(rows, plan, width=width)]
 
 
-def _found(plan: "Recall", failures: dict[str, str]) -> Found:
+def _found(plan: Recall, failures: dict[str, str]) -> Found:
     """The results; writes their files if there are rows."""
     from dape.report.drawing import save_figure
     from dape.report.recall import heat_map, not_learned, recall_markdown

@@ -156,6 +156,9 @@ def _run(
     config: ReproduceOptions, out: Path, experiment: PaperExperiment, scale: Scale, executor: Executor | None
 ) -> Reproduced:
     """Experiments that train language models; of kind "maps", also draw the bias maps of one."""
+    from dape.experiments.reproduce.plan import Reproduction
+
+    Reproduction.check_folder(out)
     with locked(out):
         plan = plan_of(config, out, experiment, scale)
         jobs = config.jobs or side_by_side(plan)

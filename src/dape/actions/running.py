@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dape.actions.progress import TimeLeft, progress_console
@@ -12,7 +11,6 @@ from dape.errors import check_counts
 from dape.experiments.executor import Executor, Local, Task, last_words
 from dape.experiments.executors import ClusterExecutor
 from dape.experiments.grid import Experiment
-from dape.files import check_writable_folder
 from dape.machine import usable_cores
 from dape.results.numbers import count
 from dape.tasks.small_models import SmallModels
@@ -48,13 +46,11 @@ def check_small_models(
     methods: Sequence[str],
     vocabulary: int,
     lengths: Sequence[int],
-    out: Path,
     **counts: int | None,
 ) -> None:
     """Check the settings of models that learn generated tasks, so that errors show before anything is trained."""
     check_methods(methods)
     check_counts(**counts)
-    check_writable_folder(out, "`out`")
     for method in methods:
         model = config.model(method, vocabulary)
         check_model(model)

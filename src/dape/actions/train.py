@@ -128,6 +128,8 @@ def train(
     from dape.data.corpora import check_data  # here, because it imports numpy and `dape --help` need not
 
     check_data(data)
+    if not in_group():  # processes that were restarted continue what they have begun
+        _check_folder(data, folder, model, train, resume)
     check_processes(processes)
     check_shares(train.batch, train.accumulate, processes)
     if processes > 1 and not in_group():
@@ -236,6 +238,27 @@ def _trainer(
     return trainer
 
 
+def _check_folder(
+    data: "str | Path | Corpus", folder: Path, model: DecoderConfig, train: TrainConfig, resume: bool | None
+) -> "RunConfig | None":
+    """The settings of the run in the folder, None if there is none. Raises UsageError if the call does not fit it.
+
+    Without torch, so that a forgotten `resume` or `out` shows at once.
+    """
+    from dape.training.run import CONFIG, RunConfig
+
+    begun = (folder / CONFIG).is_file()
+    if begun and resume is False:
+        raise UsageError(f"{folder} already holds a run; add `resume` to continue it, or choose another `out`")
+    if resume and not begun:
+        raise UsageError(f"`out` {folder}: there is no run to continue (no {CONFIG} in it)")
+    if not begun:
+        return None
+    saved = RunConfig.read(folder)
+    RunConfig(model=model, train=train, data=name_of(data), threads=saved.threads).check_continues(saved, folder)
+    return saved
+
+
 def _begin(
     data: "str | Path | Corpus", folder: Path, model: DecoderConfig, train: TrainConfig, resume: bool | None
 ) -> "tuple[RunConfig, RunConfig, Corpus]":
@@ -243,16 +266,10 @@ def _begin(
     import torch
 
     from dape.data.corpora import as_corpus
-    from dape.training.run import CONFIG, RunConfig
+    from dape.training.run import RunConfig
 
     given = RunConfig(model=model, train=train, data=name_of(data), threads=torch.get_num_threads())
-    begun = (folder / CONFIG).is_file()
-    if begun and resume is False:
-        raise UsageError(f"{folder} already holds a run; add `resume` to continue it, or choose another `out`")
-    if resume and not begun:
-        raise UsageError(f"`out` {folder}: there is no run to continue (no {CONFIG} in it)")
-    saved = RunConfig.read(folder) if begun else given
-    given.check_continues(saved, folder)
+    saved = _check_folder(data, folder, model, train, resume) or given
     corpus = as_corpus(data, out=folder / "data")
     folder.mkdir(parents=True, exist_ok=True)
     return given, saved, corpus

@@ -21,7 +21,7 @@ from dape.config.load import read_yaml
 from dape.errors import UsageError
 from dape.experiments.executor import Task
 from dape.experiments.job import JOB, PROGRESS, ROWS, Job, plain_job, write_job
-from dape.files import write_text
+from dape.files import check_writable_folder, write_text
 from dape.reading import Count, as_record, read_record
 from dape.results.records import Row, append_rows, read_rows
 from dape.training.run import FREE_TO_CHANGE, read_metrics
@@ -167,14 +167,25 @@ class Experiment(ABC, Generic[R]):
 
     # Settings --------------------------------------------------------------------------------------------------------
 
+    @classmethod
+    def check_folder(cls, out: Path) -> dict[str, Any]:
+        """The settings in the folder, empty for a new one. Raises UsageError if it holds something else.
+
+        This needs no plan: a wrong folder is refused before text is prepared in it, and before torch is imported.
+        """
+        check_writable_folder(out, "`out`")
+        known = saved_settings(out, cls.settings_name)
+        # Hidden files are ours: the lock, and text whose preparation was interrupted.
+        if not known and out.exists() and any(p.name not in cls.inputs and p.name[0] != "." for p in out.iterdir()):
+            raise UsageError(f"`out` {out}: the folder is not empty and holds no {cls.what}; choose another")
+        return known
+
     def begin(self) -> None:
         """Create the folder, or check that it may be continued. Raises UsageError if not."""
-        known = saved_settings(self.out, self.settings_name)
+        known = self.check_folder(self.out)
         if known:
             self._refuse(self.changes(known))
             self.check_jobs()
-        elif self.out.exists() and any(p.name not in (".lock", *self.inputs) for p in self.out.iterdir()):
-            raise UsageError(f"`out` {self.out}: the folder is not empty and holds no {self.what}; choose another")
         self.out.mkdir(parents=True, exist_ok=True)
         settings = {**self.growing_settings(known), "shared": _plain(self.shared_settings())}
         write_text(self.out / self.settings_name, yaml.safe_dump(settings, sort_keys=False))

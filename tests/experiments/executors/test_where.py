@@ -33,11 +33,14 @@ def test_settings_without_effect_or_sense_are_refused(given, word):
         Where(**given).build(None)
 
 
-def test_this_machine_by_default_and_shares_elsewhere():
+def test_this_machine_by_default_and_shares_elsewhere(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # as if Ray and submitit were installed
     assert Where().build(3) is None
     far = Where(executor="ray", cpus_per_run=0.5, gpus_per_run=0.25).build(3)
     assert (far.cpus, far.gpus, far.at_a_time, far.threads) == (0.5, 0.25, 3, 1)
-    assert Where(executor="slurm", cpus_per_run=4, minutes=60).build(None).threads == 4
+    assert far.description == "through Ray with 0.5 cores and 0.25 GPUs each, at most 3 at a time"
+    slurm = Where(executor="slurm", cpus_per_run=4, minutes=60).build(None)
+    assert slurm.threads == 4 and slurm.description == "through Slurm with 4 cores each"
 
 
 @pytest.mark.parametrize("extra", ["ray", "slurm"])
@@ -45,6 +48,8 @@ def test_a_missing_library_names_its_extra(extra, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=re.escape(install_command(extra))):
         require(extra)
+    with pytest.raises(UsageError, match=re.escape(install_command(extra))):
+        Where(executor=extra).build(None)  # before any work: the runs begin after the text is prepared
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:99999999999"])

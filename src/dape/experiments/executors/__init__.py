@@ -1,11 +1,11 @@
 """Executors for other machines: Ray and Slurm."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from dape.errors import UsageError, check_counts
 from dape.experiments.executor import Executor
-from dape.experiments.executors.base import ClusterExecutor
+from dape.experiments.executors.base import ClusterExecutor, find_library
 
 __all__ = ["ClusterExecutor", "Where"]
 
@@ -29,19 +29,28 @@ class Where:
     """Slurm's time limit of a job, by default 1440. A run that needs longer is queued again and continues."""
 
     def build(self, jobs: int | None) -> Executor | None:
-        """The executor, or None for this machine. ``jobs`` limits the runs at a time; by default resources do."""
+        """The executor, or None for this machine. ``jobs`` limits the runs at a time; by default resources do.
+
+        Raises UsageError if its library is missing: now, and not after the text is prepared and torch is imported.
+        """
         self._check()
+        if self.executor == "local":
+            return None
         shares = {"cpus": self.cpus_per_run, "gpus": self.gpus_per_run}
         given = {"at_a_time": jobs, **{name: share for name, share in shares.items() if share is not None}}
-        if self.executor == "ray":
-            from dape.experiments.executors.ray import Ray
+        built = self._ray(**given) if self.executor == "ray" else self._slurm(**given)
+        find_library(self.executor)
+        return built
 
-            return Ray(address=self.ray_address, **given)
-        if self.executor == "slurm":
-            from dape.experiments.executors.slurm import Slurm
+    def _ray(self, **given: Any) -> Executor:
+        from dape.experiments.executors.ray import Ray
 
-            return Slurm(partition=self.partition, minutes=self.minutes or Slurm.minutes, **given)
-        return None
+        return Ray(address=self.ray_address, **given)
+
+    def _slurm(self, **given: Any) -> Executor:
+        from dape.experiments.executors.slurm import Slurm
+
+        return Slurm(partition=self.partition, minutes=self.minutes or Slurm.minutes, **given)
 
     def _check(self) -> None:
         """Raise UsageError on options that would have no effect."""

@@ -20,6 +20,7 @@ from dape.experiments.executor import Task
 from dape.experiments.job import JOB, ROWS
 from dape.extras import EXTRAS, install_command
 from dape.files import cache_folder, sha256_of, write_text
+from dape.results.numbers import count
 from dape.training.run import METRICS
 
 SENT_BACK = (ROWS, METRICS, "log.txt")
@@ -48,17 +49,22 @@ class ClusterExecutor:
     @property
     def description(self) -> str:
         """For the line that is printed before the runs begin."""
-        share = f"{self.cpus:g} cores" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
+        share = count(self.cpus, "core") + (f" and {count(self.gpus, 'GPU')}" if self.gpus else "")
         limit = f", at most {self.at_a_time} at a time" if self.at_a_time else ""
         return f"through {type(self).__name__} with {share} each{limit}"
 
 
-def require(extra: str) -> Any:
-    """The library of an extra. Raises UsageError if it is not installed."""
+def find_library(extra: str) -> str:
+    """The name of an extra's library in Python. Raises UsageError if it is not installed; imports nothing."""
     [(library, module)] = EXTRAS[extra].needs.items()
     if importlib.util.find_spec(module) is None:
         raise UsageError(f"`executor` {extra} needs the {library} library: {install_command(extra)}")
-    return importlib.import_module(module)
+    return module
+
+
+def require(extra: str) -> Any:
+    """The library of an extra. Raises UsageError if it is not installed."""
+    return importlib.import_module(find_library(extra))
 
 
 @dataclass(frozen=True)
