@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from dape.fitting import fitted
+from dape.fitting import fitted, to_terminal
 
 
 def wide(padding: tuple[int, int, int, int] = (0, 2, 0, 0)) -> Table:
@@ -42,3 +42,14 @@ def test_no_number_and_no_header_is_cut(width, padding):
 def test_a_table_that_fits_stays_one():
     table = wide()
     assert fitted(table, 200) == [table]
+
+
+def test_a_line_of_facts_is_wrapped_where_a_width_is_known_and_whole_in_a_pipe(monkeypatch):
+    line = "held out    the end of the text, 31,448 tokens (5.0%), as it has too few documents to hold out whole ones"
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert to_terminal(line) == line
+    monkeypatch.setenv("COLUMNS", "60")
+    first, *rest = to_terminal(line, indent=" " * 12).split("\n")
+    assert first.startswith("held out    the end") and all(each.startswith(" " * 12) for each in rest)
+    assert max(map(len, [first, *rest])) <= 60
+    assert " ".join([first, *(each.strip() for each in rest)]) == line

@@ -3,6 +3,9 @@
 Columns that do not fit go into another table below: rich would cut them, and a part of a number is a wrong number.
 """
 
+import os
+import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +26,17 @@ def wrapped(markdown: str, width: int) -> str:
         filled = textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
         lines.append(filled)
     return "\n".join(lines)
+
+
+def to_terminal(line: str, indent: str = "  ") -> str:
+    """A line of facts for standard output, wrapped at the width of the terminal with later lines indented.
+
+    In a file or a pipe it stays one line, unless COLUMNS gives a width. Not for commands, which one wants to copy.
+    """
+    if not (sys.stdout.isatty() or os.environ.get("COLUMNS")):
+        return line
+    width = max(shutil.get_terminal_size().columns, 40)
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def fitted(table: "Table", width: int, *, keys: int = 1) -> "list[Table]":

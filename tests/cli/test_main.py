@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tyro
@@ -279,6 +280,36 @@ def test_expected_failures(capsys, monkeypatch, error, code, message):
     assert main(["list"]) == code
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.startswith("dape: ") and message in shown.err
+
+
+HOW_TO_CONTINUE = {
+    "compare --out new": "interrupted; no run has begun; the same command begins again",
+    "compare --out begun": "interrupted; continue with: dape compare --resume --out begun",
+    "train --out new": "interrupted; training has not begun; the same command begins again",
+    "train --out begun": "interrupted; continue from the last checkpoint with: dape train --resume --out begun",
+    "probe --train": "interrupted; the same command continues",
+    "probe run": "interrupted\n",
+    **{
+        line: "interrupted; the same command continues"
+        for line in ("che", "extend model", "study adapters", "reproduce x")
+    },
+}
+
+
+@pytest.mark.parametrize("line", HOW_TO_CONTINUE)
+def test_an_interruption_at_any_moment_says_how_to_continue(capsys, monkeypatch, tmp_path, line):
+    """Also before the first run or step: reading text and importing torch take a while."""
+
+    def run(config: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    Path("begun").mkdir()
+    for name in ("compare.yaml", "config.yaml"):
+        Path("begun", name).touch()
+    monkeypatch.setattr(app, "COMMANDS", [dataclasses.replace(command, run=run) for command in commands.COMMANDS])
+    assert main(line.split()) == 130
+    assert f"dape: {HOW_TO_CONTINUE[line]}" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback(monkeypatch):

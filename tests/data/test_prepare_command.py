@@ -37,7 +37,7 @@ def dape(monkeypatch, tmp_path, capsys):
     return run
 
 
-def test_summary_says_what_was_made_and_what_comes_next(dape, texts, tmp_path):
+def test_summary_says_what_was_made_and_what_comes_next(dape, texts, tmp_path, monkeypatch):
     code, out, err = dape("a", "--out", "my data", "--validation-share", "0.1")
     corpus = Corpus.open(tmp_path / "my data")
     share = len(corpus.validation) / (len(corpus.train) + len(corpus.validation))
@@ -56,6 +56,9 @@ def test_summary_says_what_was_made_and_what_comes_next(dape, texts, tmp_path):
     assert err.splitlines() == ["looking at the documents", "encoding"]
     code, out, err = dape("a", "--out", "my data", "--validation-share", "0.1")
     assert code == 0 and out.startswith("my data already exists, with the same settings\n") and not err
+    assert "\nnext " in out
+    monkeypatch.setenv("DAPE_VERBOSITY", "quiet")
+    assert "next" not in dape("a", "--out", "my data", "--validation-share", "0.1")[1]
 
 
 def test_check_reads_everything(dape, texts, tmp_path, monkeypatch):
@@ -180,7 +183,7 @@ def test_interrupted_it_says_how_to_go_on(texts, tmp_path):
     """A real Ctrl-C, in the middle of encoding."""
     script = textwrap.dedent("""
         import sys, time
-        from dape.cli.prepare import Prepare, prepare
+        from dape.cli import main
         from dape.data import job
 
         real = job.encode
@@ -190,8 +193,7 @@ def test_interrupted_it_says_how_to_go_on(texts, tmp_path):
             time.sleep(60)
             return True
         job.encode = slow
-        from pathlib import Path
-        sys.exit(prepare(Prepare((sys.argv[1],), out=Path(sys.argv[2]))))
+        sys.exit(main(["prepare", sys.argv[1], "--out", sys.argv[2]]))
     """)
     argv = [sys.executable, "-c", script, str(tmp_path / "a"), str(tmp_path / "out")]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -113,8 +113,8 @@ def test_one_that_dies_dies_alone(task, tmp_path):
     assert last_words(tmp_path / "runs/failed/log.txt").endswith("no such thing")
 
 
-def test_an_interrupted_parent_lets_children_save(task, tmp_path):
-    """And does not begin what was still waiting."""
+def test_an_interrupted_parent_lets_children_save(task, tmp_path, capsys):
+    """It says so before it waits for them, and does not begin what was still waiting."""
 
     def interrupt(running) -> None:
         if all(has_begun(tmp_path / t.name) for t in running):
@@ -122,6 +122,7 @@ def test_an_interrupted_parent_lets_children_save(task, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         list(Local(2).run([task("a", "wait"), task("b", "wait"), task("c")], tick=interrupt))
+    assert capsys.readouterr().err == "stopping: 2 runs will save first\n"
     for name in ("a", "b"):
         assert "saved" in notes(tmp_path, name)
         with pytest.raises(ProcessLookupError):

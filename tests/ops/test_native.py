@@ -35,7 +35,7 @@ def source(tmp_path) -> Path:
 # What it is made of --------------------------------------------------------------------------------------------------
 
 
-def test_a_changed_header_is_compiled_anew(cache, tmp_path):
+def test_a_changed_header_is_compiled_anew(cache, tmp_path, capsys):
     source, header = tmp_path / "answer.cpp", tmp_path / "words.h"
     source.write_text('#include "words.h"\nextern "C" int answer() { return WORD; }\n')
     answers = []
@@ -43,6 +43,7 @@ def test_a_changed_header_is_compiled_anew(cache, tmp_path):
         header.write_text(f"#include <cmath>\n#define WORD {word}\n")
         answers.append(ctypes.CDLL(str(native.build(source))).answer())
     assert answers == [42, 43] and native.parts_of(source) == [source, header]
+    assert capsys.readouterr().err.count("compiling answer.cpp, an attention kernel,") == 2
 
 
 # Damage --------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dape.errors import UsageError
+from dape.fitting import to_terminal
 
 if TYPE_CHECKING:
     from dape.data.store import Corpus
@@ -28,7 +29,7 @@ def model_corpus(spec: str, folder: Path, argument: str, *, vocabulary: int | No
     from dape.data.held_out import held_out_warnings, held_out_words
 
     corpus = _model_corpus(spec, folder, argument, vocabulary)
-    print(f"held out of {corpus.name}: {held_out_words(corpus)}", flush=True)
+    print(to_terminal(f"held out of {corpus.name}: {held_out_words(corpus)}"), flush=True)
     for words in held_out_warnings(corpus):
         print(f"dape: warning: {words}", file=sys.stderr)
     return corpus

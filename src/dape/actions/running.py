@@ -11,6 +11,7 @@ from dape.errors import check_counts
 from dape.experiments.executor import Executor, Local, Task, last_words
 from dape.experiments.executors import ClusterExecutor
 from dape.experiments.grid import Experiment
+from dape.fitting import to_terminal
 from dape.machine import usable_cores
 from dape.results.numbers import count
 from dape.tasks.small_models import SmallModels
@@ -98,7 +99,6 @@ def run_all(
                     failures[task.name] = f"exit code {code}: {last_words(task.log)}"
                     shown.say(f"{task.name} failed ({failures[task.name]})")
         except KeyboardInterrupt:
-            shown.say("interrupted; every run has been asked to save its state")
             shown.say(f"{plan.out} keeps finished work: give the same settings again to continue")
             raise
     return failures
@@ -134,9 +134,9 @@ def announce(plan: Experiment[Any], jobs: int, *, executor: Executor | None = No
     grid = f"{axes} = " if axes else ""
     for line in plan.introduction():
         print(line)
-    print(f"{grid}{count(len(runs), 'run')}{finished}{note}, {where}, into {plan.out}")
+    print(to_terminal(f"{grid}{count(len(runs), 'run')}{finished}{note}, {where}, into {plan.out}"))
     for line in plan.conditions():
-        print(line)
+        print(to_terminal(line))
     sys.stdout.flush()
 
 

@@ -13,6 +13,7 @@ from dape.actions.progress import TimeLeft, progress_console
 from dape.actions.settings import settings
 from dape.errors import UsageError
 from dape.files import check_writable_folder, locked
+from dape.fitting import to_terminal
 from dape.models.config import DecoderConfig
 from dape.training.checks import check_encoding, check_model
 from dape.training.config import TrainConfig
@@ -315,12 +316,12 @@ def _announce(trainer: "LanguageModelTrainer", folder: Path) -> None:
     model, corpus = trainer.config.model, trainer.corpus
     parameters = sum(p.numel() for p in trainer.model.parameters())
     begin = f"continuing after step {trainer.step}" if trainer.step else "training"
-    print(
+    line = (
         f"{begin}: {model.encoding}, {parameters / 1e6:.2f}M parameters, {trainer.train.steps} steps of "
         f"{trainer.train.batch} x {model.train_length} tokens of {corpus.name} ({len(corpus.train) / 1e6:.1f}M tokens, "
-        f"{corpus.hash[:12]}) on {trainer.device}, into {folder}",
-        flush=True,
+        f"{corpus.hash[:12]}) on {trainer.device}, into {folder}"
     )
+    print(to_terminal(line), flush=True)
 
 
 class TrainingBar:

@@ -64,7 +64,7 @@ def exit_code_of(work: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt as error:
-        return _fail(error, 130, message="interrupted")
+        return _fail(error, 130, message="; ".join(filter(None, ["interrupted", *getattr(error, "__notes__", ())])))
     except UsageError as error:
         return _fail(error, 2)
     except UnicodeEncodeError as error:  # Python decodes arguments that are not UTF-8 as lone surrogates
@@ -117,6 +117,9 @@ def _dispatch(argv: list[str]) -> int:
     begin = time.monotonic()
     try:
         return command.run(config)
+    except KeyboardInterrupt as stop:
+        stop.add_note(command.continues(config))
+        raise
     except Exception as error:
         setattr(error, OF_COMMAND, command.config)
         raise

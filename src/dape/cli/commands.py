@@ -57,6 +57,10 @@ from dape.cli.list_encodings import ListEncodings, list_encodings
 from dape.cli.prepare import Prepare, prepare
 
 
+def same_command(_: object) -> str:
+    return "the same command continues where this one stopped"
+
+
 @dataclass(frozen=True)
 class Command:
     name: str
@@ -67,6 +71,8 @@ class Command:
     """Arguments, and what they do. The help begins with the first three."""
     expand: Callable[[list[str]], list[str]] | None = None
     """Puts the flags of presets and settings files before the typed ones."""
+    continues: Callable[[Any], str] = lambda _: ""
+    """How to continue after an interruption, for the given settings. Empty: nothing is kept."""
 
     @property
     def words(self) -> list[str]:
@@ -143,6 +149,7 @@ COMMANDS = [
         compare.Compare,
         compare.run,
         expand=compare.expand,
+        continues=compare.continues,
         examples={
             "": "the demo: seven encodings, trained at 64 tokens, tested up to 2048",
             "--data book.txt --methods alibi dape-alibi --seeds 3": "on your own text, with tests of significance",
@@ -154,6 +161,7 @@ COMMANDS = [
         "prepare",
         Prepare,
         prepare,
+        continues=same_command,
         examples={
             "book.txt --out book": "one text; its end is held out",
             "papers/ notes.jsonl.zst --tokenizer bpe:8192 --out papers": "documents, and a tokenizer learned from them",
@@ -168,6 +176,7 @@ COMMANDS = [
         train.Train,
         train.run,
         expand=train.expand,
+        continues=train.continues,
         examples={
             "": "the tiny model with dape-kerple on the default text, into runs/",
             "--encoding rope --seed 1 --steps 1000": "another encoding, seed and number of steps",
@@ -272,6 +281,7 @@ COMMANDS = [
         "probe",
         probe.Probe,
         probe.run,
+        continues=probe.continues,
         examples={
             "runs/dape-kerple-64-seed0 --lengths 256 1024 --tasks passkey": "find a pass key in held-out text",
             "--train": "train small models to recall pairs, test them up to 32 times their training length",
@@ -284,6 +294,7 @@ COMMANDS = [
         "che",
         che.Che,
         che.run,
+        continues=same_command,
         examples={
             "--budget 5 --tasks even_pairs,missing_duplicate --methods randomized-alibi,dape-alibi": "five minutes",
             "--scale cpu --steps 5000 --lr 1e-3 --stride 20 --tasks reverse --methods paper": "smaller than the paper",
@@ -295,6 +306,7 @@ COMMANDS = [
         "extend",
         extend.Extend,
         extend.run,
+        continues=same_command,
         examples={
             "llama-folder --data notes.txt --train-length 512": "an adapter from your text, measured before and after",
             "llama-folder --rope keep --options variant=bias_map": "f(B), a static bias; works best with --rope keep",
@@ -317,6 +329,7 @@ COMMANDS = [
         "study adapters",
         study.StudyAdapters,
         study.run,
+        continues=same_command,
         examples={
             "": "seven treatments, three seeds, three lengths: one to two hours on two cores",
             "--treatments dape-kerple map-kerple --tuned-at 256 --seeds 1": "two treatments, one seed, one length",
@@ -327,6 +340,7 @@ COMMANDS = [
         "reproduce",
         reproduce.Reproduce,
         reproduce.run,
+        continues=same_command,
         examples={
             "list": "every experiment of the paper",
             "bias-ablation": "a quick check that it runs: two minutes",

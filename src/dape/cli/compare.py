@@ -1,6 +1,6 @@
 """``dape compare``: train encodings under the same conditions and test them at greater lengths."""
 
-import sys
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from dape.actions.fields import Jobs, OnDevice
 from dape.cli.show import show
 from dape.errors import UsageError
 from dape.evaluation.config import Mode
+from dape.experiments.compare import SETTINGS
 from dape.experiments.executors import Where
 from dape.models.config import DecoderConfig
 from dape.reading import reading
@@ -75,7 +76,6 @@ def expand(argv: list[str]) -> list[str]:
 def _saved(out: Path) -> list[str]:
     """The settings of the comparison in ``out`` as flags."""
     from dape.cli.settings import as_flags
-    from dape.experiments.compare import SETTINGS
     from dape.experiments.grid import saved_settings
 
     path = out / SETTINGS
@@ -98,8 +98,11 @@ def _set(section: dict[str, Any]) -> dict[str, Any]:
 def run(config: Compare) -> int:
     same = ("methods", "seeds", "lengths", "last_k", "windows", "mode", "reach", "out", "jobs", "device")
     given = {name: getattr(config, name) for name in (*same, "model", "train")}
-    try:
-        return show(compare(config.data, executor=config.where.build(config.jobs), **given))
-    except KeyboardInterrupt:
-        print(f"continue with: dape compare --resume --out {config.out}", file=sys.stderr)
-        raise
+    return show(compare(config.data, executor=config.where.build(config.jobs), **given))
+
+
+def continues(config: Compare) -> str:
+    """How to continue after an interruption."""
+    if not (config.out / SETTINGS).is_file():
+        return "no run has begun; the same command begins again"
+    return f"continue with: dape compare --resume --out {shlex.quote(str(config.out))}"

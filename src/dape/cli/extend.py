@@ -1,6 +1,5 @@
 """``dape extend``: train an adapter that lets an existing model read longer contexts."""
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,8 +38,7 @@ def run(config: Extend) -> int:
     use_offline()
     found = extend_with(config)
     if not found.finished:
-        print("interrupted; continue by giving the same command again", file=sys.stderr)
-        return 130
+        raise KeyboardInterrupt
     code = show(found)
     print(f"in Python: dape.hf.load_adapter(model, {str(found.adapter)!r})")
     return code

@@ -1,7 +1,6 @@
 """``dape prepare``: turn text into a folder of tokens."""
 
 import shlex
-import sys
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +12,8 @@ from dape.actions import prepare as actions
 from dape.cli.fields import with_flags
 from dape.data.archives import MAX_EXPANSION
 from dape.errors import UsageError
+from dape.fitting import to_terminal
+from dape.verbosity import is_quiet
 
 _Sources = tuple[str, ...]
 
@@ -67,17 +68,15 @@ def prepare(config: Prepare) -> int:
         raise UsageError("--out is missing: the folder to write")
     options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in ("source", "out", "check")}
     begin = time.monotonic()
-    try:
-        prepared = actions.prepare(config.source, out=config.out, **options)
-    except KeyboardInterrupt:
-        print("dape: interrupted; the same command continues where this one stopped", file=sys.stderr)
-        return 130
-    print(with_flags("\n".join(actions.summary(prepared, config.out)), [Prepare]))
+    prepared = actions.prepare(config.source, out=config.out, **options)
+    for line in actions.summary(prepared, config.out):
+        print(to_terminal(with_flags(line, [Prepare]), indent=" " * 12))
     if prepared.how == "new":
         seconds = time.monotonic() - begin
         size = prepared.corpus.manifest["counts"]["bytes"]
         print(f"speed       {size / 1e6 / seconds:.1f} MB/s of text, {seconds:.1f} s in all")
-    print(f"next        dape compare --data {shlex.quote(str(config.out))}")
+    if not is_quiet():
+        print(f"next        dape compare --data {shlex.quote(str(config.out))}")
     return 0
 
 

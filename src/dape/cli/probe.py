@@ -116,6 +116,11 @@ def run(config: Probe) -> int:
     return _train(config)
 
 
+def continues(config: Probe) -> str:
+    """How to continue after an interruption."""
+    return "the same command continues where this one stopped" if config.train else ""
+
+
 def _ask(config: Probe, checkpoint: Path) -> int:
     options = QuestionOptions(**{each.name: getattr(config, each.name) for each in fields(QuestionOptions)})
     rows: list[Row] = []

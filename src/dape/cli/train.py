@@ -1,17 +1,20 @@
 """``dape train``: train one language model, resumable at any moment. Imports torch only when it runs."""
 
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import tyro
 
-from dape.actions.train import train
+from dape.actions.train import default_folder, train
 from dape.errors import UsageError
 from dape.models.config import DecoderConfig
 from dape.training.checks import check_encoding, check_model
 from dape.training.config import TrainConfig
 from dape.training.device import use_device
 from dape.training.launch import Mode, ProcessesFailedError, is_first
+from dape.training.run import CONFIG
+from dape.verbosity import is_quiet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,6 @@ def expand(argv: list[str]) -> list[str]:
     """The typed flags after those of the preset and the file, or after those of the run to resume."""
     from dape.cli.settings import as_flags, refuse_with_resume, value_of, with_settings
     from dape.config.load import read_yaml
-    from dape.training.run import CONFIG
 
     if "--resume" not in argv:
         return with_settings(argv, Train)
@@ -90,7 +92,7 @@ def run(config: Train) -> int:
     if not is_first():
         return done.exit_code
     if not done.finished:
-        print(f"stopped and saved at step {done.step}; continue with: dape train --resume --out {folder}")
+        print(f"stopped and saved at step {done.step}; continue with: {_resume(folder)}")
         return done.exit_code
     if not done.taken:
         print(f"{folder} has already reached its last step, {done.step}")
@@ -98,9 +100,22 @@ def run(config: Train) -> int:
     loss = done.validation_loss
     measured = "held-out text too short to measure" if loss is None else f"{loss:.4f} nats per token on held-out text"
     print(f"done: {folder}, {measured}")
-    begin = "def " if config.data == Train.data else "The "
-    print(f"next: dape eval {folder}   or   dape generate {folder} --prompt '{begin}'")
+    begin, run = "def " if config.data == Train.data else "The ", shlex.quote(str(folder))
+    if not is_quiet():
+        print(f"next: dape eval {run}\n      dape generate {run} --prompt '{begin}'")
     return 0
+
+
+def continues(config: Train) -> str:
+    """How to continue after an interruption that left no time to save."""
+    folder = config.out or default_folder(config.model, config.train)
+    if not (folder / CONFIG).is_file():
+        return "training has not begun; the same command begins again"
+    return f"continue from the last checkpoint with: {_resume(folder)}"
+
+
+def _resume(folder: Path) -> str:
+    return f"dape train --resume --out {shlex.quote(str(folder))}"
 
 
 def _dry_run(config: Train) -> int:

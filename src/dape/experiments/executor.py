@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from dape.results.numbers import count
+from dape.verbosity import tell
+
 WORKER = "dape.experiments.worker"
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 60
@@ -63,6 +66,10 @@ class Local:
                 for task in [task for task, child in running.items() if child.poll() is not None]:
                     yield task, running.pop(task).returncode
                 tick(list(running))
+        except KeyboardInterrupt:
+            if running:  # said now, since to wait for them may take a minute
+                tell(f"stopping: {count(len(running), 'run')} will save first")
+            raise
         finally:
             stop(list(running.values()))
 

@@ -53,7 +53,7 @@ def find_compiler() -> str:
 
 def _compile(source: Path, compiler: str, folder: Path, name: str) -> Path:
     _sweep(folder)
-    tell("compiling the attention kernel for this processor, once, about 10 s")
+    tell(f"compiling {source.name}, an attention kernel, for this processor: once, about 10 s")
     with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY) as temporary:
         made = compiled(source, compiler, FLAGS, temporary)
         made.chmod(0o700)
