@@ -173,9 +173,13 @@ def as_record(kind: type[T], given: Any, where: Path | str = "") -> T:
         raise ValueError(f"{where}: {error}" if where else str(error)) from error
 
 
-def read_record(path: Path, kind: type[T], advice: str = "") -> T:
-    """Read a JSON file whose content is described by ``kind``, and compare its checksum if it has one."""
+def read_record(path: Path, kind: type[T], advice: str = "", *, version: int | None = None) -> T:
+    """Read a JSON file whose content is described by ``kind``, and compare its checksum if it has one. ``version``: the
+    only value of ``format`` that is read."""
     given = read_json(path, advice)
+    if version is not None and (found := given.get("format")) != version:
+        words = f"{path}: format {found}, while this version of dape reads format {version}. {advice}"
+        raise ValueError(words.rstrip())
     with reading(path, "is damaged", advice):
         check_seal(given)
         return as_record(kind, unsealed(given), path)

@@ -203,7 +203,7 @@ def rewrite_manifest(folder, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 99}, "format 99; this version of dape reads format 1"),
+        ({"format": 99}, "format 99, while this version of dape reads format 1"),
         ({"train": None, "hash": None}, "has no hash, train"),
         ({"dtype": "object"}, "dtype: found 'object', expected 'uint16' or 'uint32'"),
         ({"train": 3}, "train: found 3, expected a section"),

@@ -17,7 +17,7 @@ from dape.data.tokenizer import Tokenizer, load_tokenizer
 from dape.data.verify import check_entries
 from dape.errors import UsageError
 from dape.files import sha256_of
-from dape.reading import Count, FileName, Sha256, check_files, read_json, read_record, reading
+from dape.reading import Count, FileName, Sha256, check_files, read_record, reading
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -186,10 +186,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         what = "has no manifest.json" if folder.is_dir() else "is not a folder" if folder.exists() else "does not exist"
         raise UsageError(f"{folder}: {what}, so it is not a prepared folder. `dape prepare TEXT --out DIR` makes one.")
-    version = read_json(path, _ADVICE).get("format")
-    if version != FORMAT:
-        raise ValueError(f"{path}: format {version}; this version of dape reads format {FORMAT}. {_ADVICE}")
-    manifest = read_record(path, Manifest, _ADVICE)
+    manifest = read_record(path, Manifest, _ADVICE, version=FORMAT)
     for split in SPLITS:
         part = manifest[split]
         if sum(shard["tokens"] for shard in part["shards"]) != part["tokens"]:

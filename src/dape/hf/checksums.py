@@ -15,7 +15,7 @@ from typing import Any, NotRequired, TypedDict
 
 from dape.files import sha256, write_text
 from dape.hf.remote import MODULE
-from dape.reading import FileName, Sha256, check_files, read_json, read_record, sealed
+from dape.reading import FileName, Sha256, check_files, read_record, sealed
 
 NOTES, CONFIGURATION = "dape-checksums.json", ("config.json", MODULE)
 FORMAT = 1
@@ -87,12 +87,7 @@ def _noted(folder: Path) -> dict[str, str]:
 
 def _read(folder: Path) -> dict[str, Any]:
     path = folder / NOTES
-    if not path.is_file():
-        return {}
-    version = read_json(path, ADVICE).get("format")
-    if version != FORMAT:
-        raise ValueError(f"{path}: format {version}, while this version of dape reads format {FORMAT}. {ADVICE}")
-    return dict(read_record(path, _File, ADVICE))
+    return dict(read_record(path, _File, ADVICE, version=FORMAT)) if path.is_file() else {}
 
 
 def _files_of_model(folder: Path) -> list[str]:

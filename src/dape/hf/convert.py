@@ -29,7 +29,7 @@ from dape.hf.model import DapeForCausalLM
 from dape.hf.tokenizer import open_exported, save_tokenizer
 from dape.machine import available_bytes
 from dape.models.decoder import DecoderLM
-from dape.reading import Count, read_json, read_record, reading
+from dape.reading import Count, read_record, reading
 from dape.training import checkpoint as checkpoints
 from dape.training.config import TrainConfig
 from dape.training.cost import require_fits
@@ -113,12 +113,7 @@ class Origin(TypedDict):
 def read_origin(folder: Path) -> "Origin | dict[str, Any]":
     """The content of dape.json; empty if there is no such file, as with a model that was trained elsewhere."""
     path = folder / ORIGIN
-    if not path.is_file():
-        return {}
-    version = read_json(path).get("format")
-    if version != FORMAT:
-        raise ValueError(f"{path}: format {version}, while this version of dape reads format {FORMAT}")
-    return read_record(path, Origin)
+    return read_record(path, Origin, version=FORMAT) if path.is_file() else {}
 
 
 def _description(folder: Path, config: DapeConfig, tokenizer: Tokenizer) -> Description:
