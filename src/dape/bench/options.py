@@ -6,7 +6,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dape.errors import UsageError
+from dape.errors import UsageError, did_you_mean
 from dape.files import check_writable_file
 from dape.machine import GB, available_bytes, check_threads
 from dape.positional.catalogue import find
@@ -60,7 +60,9 @@ def check_choices(name: str, given: Sequence[str], choices: Sequence[str]) -> No
         raise UsageError(f"{flag(name)} needs at least one of {', '.join(choices)}")
     for value in given:
         if value not in choices:
-            raise UsageError(f"{flag(name)}: {value!r} is not known; choose from {', '.join(choices)}")
+            raise UsageError(
+                f"{flag(name)}: {value!r} is not known; choose from {', '.join(choices)}.{did_you_mean(value, choices)}"
+            )
 
 
 def check_encoding(name: str, encoding: str) -> None:
