@@ -112,6 +112,7 @@ def test_lists_are_put_in_order():
     ("options", "message"),
     [
         ({"sizes": ("3b",)}, "`sizes`: '3b' is not known; choose from tiny, small, 125m"),
+        ({"sizes": ("126m",)}, "Did you mean '125m'?"),
         ({"sizes": ()}, "`sizes` needs at least one of"),
         ({"encodings": ()}, "`encodings` needs at least one"),
         ({"encodings": ("dape-kerpel",)}, "Did you mean 'dape-kerple'"),

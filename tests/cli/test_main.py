@@ -312,6 +312,29 @@ def test_an_interruption_at_any_moment_says_how_to_continue(capsys, monkeypatch,
     assert f"dape: {HOW_TO_CONTINUE[line]}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["vectors dape-kerple", "che --show even_pairs", "reproduce list", "list --all", "list kerple", "bench --help"],
+)
+def test_80_columns_are_enough(capsys, monkeypatch, line):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(line.split()) == 0
+    assert max(len(each.rstrip()) for each in capsys.readouterr().out.splitlines()) <= 80
+
+
+def test_flags_that_contradict_each_other(capsys):
+    assert main(["vectors", "kerple", "--check"]) == 2
+    assert "ENCODING, --out and --check are for different things" in capsys.readouterr().err
+
+
+def test_a_mistyped_command_of_runs_is_no_folder(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs", "lst"]) == 2
+    assert "Did you mean `dape runs list`?" in capsys.readouterr().err
+    Path("lst").mkdir()
+    assert main(["runs", "lst"]) == 0
+
+
 def test_debug_shows_the_traceback(monkeypatch):
     failing(monkeypatch, ValueError("5 heads"))
     monkeypatch.setenv("DAPE_DEBUG", "1")

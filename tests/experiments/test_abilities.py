@@ -50,7 +50,7 @@ def test_a_model_for_every_test_and_method(here, tmp_path, capsys):
         (["--tests", "coping"], "Did you mean 'copying'"),
         (["--tests", "copying", "--depths", "0.5"], "--depths is for recall"),
         (["--tests", "copying", "--methods", "nothing"], "unknown positional encoding"),
-        (["--tests", "all", "--out", "here"], "--train-length 20 is too short for last-value"),
+        (["--tests", "all", "--out", "here"], "--train-length 20 is too short for variables"),
     ],
 )
 def test_arguments_that_do_not_fit(capsys, tmp_path, monkeypatch, words, says):

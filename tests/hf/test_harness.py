@@ -324,7 +324,10 @@ def test_a_broken_task(capsys):
         (f"ours --choices {QUESTIONS} --adapter zero", "adapters exist for"),
         (f"llama --choices {QUESTIONS} --adapter ours", "holds no adapter"),
         (f"meta/llama --choices {QUESTIONS}", "there is no such folder"),
-        (f"cache --choices {QUESTIONS}", "has no config.json"),
+        (
+            f"cache --choices {QUESTIONS}",
+            "has no config.json; give a folder of transformers, as its save_pretrained writes",
+        ),
     ],
 )
 def test_wrong_arguments(argv, words, capsys):

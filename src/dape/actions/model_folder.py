@@ -22,6 +22,8 @@ def model_type(folder: Path) -> str | None:
     try:
         return read_json(folder / CONFIG).get("model_type")
     except FileNotFoundError:
-        raise UsageError(f"{folder}: has no {CONFIG}; give a folder of transformers, as `dape export` writes") from None
+        raise UsageError(
+            f"{folder}: has no {CONFIG}; give a folder of transformers, as its save_pretrained writes"
+        ) from None
     except ValueError as error:
         raise UsageError(str(error)) from error

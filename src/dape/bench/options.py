@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dape.errors import UsageError, check_counts
+from dape.errors import UsageError, check_counts, did_you_mean
 from dape.files import check_writable_file
 from dape.machine import GB, available_bytes, check_threads
 from dape.positional.catalogue import find
@@ -67,7 +67,9 @@ def check_choices(name: str, given: Sequence[str], choices: Sequence[str]) -> No
         raise UsageError(f"`{name}` needs at least one of {', '.join(choices)}")
     for value in given:
         if value not in choices:
-            raise UsageError(f"`{name}`: {value!r} is not known; choose from {', '.join(choices)}")
+            raise UsageError(
+                f"`{name}`: {value!r} is not known; choose from {', '.join(choices)}.{did_you_mean(value, choices)}"
+            )
 
 
 def check_encoding(name: str, encoding: str) -> None:

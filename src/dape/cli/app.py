@@ -129,12 +129,13 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _with_runs_list(argv: list[str]) -> list[str]:
-    """Turn `dape runs` and `dape runs DIR` into `dape runs list`, unless DIR looks like a mistyped command."""
+    """Turn `dape runs` and `dape runs DIR` into `dape runs list`; not for a mistyped command."""
     if argv[:1] != ["runs"]:
         return argv
     known = [command.words[1] for command in COMMANDS if command.words[0] == "runs"]
-    mistyped = len(argv) > 2 and difflib.get_close_matches(argv[1], known)
-    if mistyped or (len(argv) > 1 and argv[1] in [*known, "-h", "--help"]):
+    folder = argv[1] if len(argv) > 1 else ""
+    mistyped = difflib.get_close_matches(folder, known) and (len(argv) > 2 or not os.path.isdir(folder))
+    if mistyped or folder in [*known, "-h", "--help"]:
         return argv
     return ["runs", "list", *argv[1:]]
 

@@ -8,6 +8,7 @@ import tyro
 from dape.actions.chomsky import ChomskyOptions, chomsky
 from dape.cli.show import show
 from dape.experiments.executors import Where
+from dape.fitting import to_terminal
 from dape.tasks.chomsky.catalogue import find
 
 SHOWN = (3, 8, 13)
@@ -42,13 +43,15 @@ def show_examples(name: str, compat: str) -> int:
     entry = find(name)
     task = entry.load("deepmind" if compat == "deepmind" else "")
     about = (sys.modules[type(task).__module__].__doc__ or "").strip()
-    print(f"{entry.name} ({entry.level}; guessing gives {100 * entry.chance:.0f}%)\n\n{about}\n")
+    print(f"{entry.name} ({entry.level}; guessing gives {100 * entry.chance:.0f}%)\n")
+    for paragraph in about.split("\n\n"):
+        print(to_terminal(" ".join(paragraph.split()), indent=""), end="\n\n")
     generator = np.random.default_rng(0)
     for length in SHOWN:
         sample = task.sample(generator, 2, length)
         for inputs, targets, mask in zip(sample.inputs, sample.targets, sample.mask, strict=True):
             question = " ".join(task.inputs[token] for token in inputs)
             answer = " ".join(task.outputs[token] for token in targets[mask])
-            print(f"length {length:2}:  {question}  ->  {answer}")
+            print(to_terminal(f"length {length:2}:  {question}  ->  {answer}", indent=" " * 12))
     print(f"\nAt length 40 a model reads {task.input_length(40)} tokens and writes {task.output_length(40)}.")
     return 0

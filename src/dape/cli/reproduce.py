@@ -11,6 +11,7 @@ from dape.cli.show import show
 from dape.experiments.executors import Where
 from dape.experiments.reproduce import scales
 from dape.experiments.reproduce.catalogue import EXPERIMENTS
+from dape.fitting import to_terminal
 
 LIST = "list"
 
@@ -48,7 +49,7 @@ def list_experiments() -> int:
     open_console().print(table)
     print()
     for scale in scales.SCALES.values():
-        print(f"--scale {scale.name:6} {scale.cost}")
+        print(to_terminal(f"--scale {scale.name:6} {scale.cost}", indent=" " * 15))
     return 0
 
 
@@ -59,6 +60,7 @@ def dry_run(config: Reproduce) -> int:
     experiment, scale = chosen(config)
     check(config, folder_of(config, experiment, scale))
     cost = cost_of(experiment, scale, seeds=config.seeds or experiment.seeds)
-    print(f"{experiment.id}: {experiment.title} ({experiment.where} of the paper), scale {scale.name}")
-    print("\n".join([*cost.lines(), "nothing was run"]))
+    about = f"{experiment.id}: {experiment.title} ({experiment.where} of the paper), scale {scale.name}"
+    for line in (about, *cost.lines(), "nothing was run"):
+        print(to_terminal(line))
     return 0

@@ -14,7 +14,7 @@ from rich.text import Text
 from dape.actions.runs import FoundRun, differences, find_runs, open_run, remove, sizes, superfluous
 from dape.cli.console import open_console
 from dape.errors import UsageError
-from dape.fitting import fitted
+from dape.fitting import fitted, to_terminal
 from dape.machine import in_words
 from dape.report.terminal_curve import curve_lines
 from dape.results.numbers import count
@@ -170,7 +170,7 @@ def clean_runs(config: CleanRuns) -> int:
         print(f"{config.dir}: nothing to remove" + ("" if config.weights else "; --weights also removes models"))
         return 0
     for each in doomed:
-        print(f"  {each.path}  {in_words(each.size)}, {each.why}")
+        print(to_terminal(f"  {each.path}  {in_words(each.size)}, {each.why}", indent="    "))
     whole = f"{count(len(doomed), 'folder')}, {in_words(sum(each.size for each in doomed))}"
     if config.dry_run:
         print(f"{whole}; nothing was removed")

@@ -9,6 +9,8 @@ import tyro
 
 from dape.actions.verify import TOLERANCE, Arrays, Kind, Precision, check_encoding, verify
 from dape.cli.fields import KEY_VALUES
+from dape.errors import UsageError
+from dape.fitting import to_terminal
 
 
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
@@ -91,13 +93,16 @@ class Vectors:
 
 
 def run_vectors(config: Vectors) -> int:
+    if sum(map(bool, (config.encoding, config.out, config.check))) > 1:
+        raise UsageError("ENCODING, --out and --check are for different things: give one of them")
     if config.encoding:
         check_encoding(config.encoding)
 
     from dape.actions import vectors
 
     if config.encoding:
-        print(vectors.described(config.encoding))
+        for line in vectors.described(config.encoding).splitlines():
+            print(to_terminal(line, indent=" " * 4))
     elif config.out is not None:
         count = vectors.write_all(config.out, lambda name: print(name, flush=True))
         print(f"wrote {count} files and their checksums in {config.out}")
