@@ -5,11 +5,11 @@ pass wrong types on purpose cannot live with one.
 """
 
 import sys
+from functools import partial
 
 from jaxtyping import TypeCheckError, install_import_hook
 
 HOOKED = ["dape.positional", "dape.models", "dape.nn"]
-CAUSAL_ONLY = ["cope"]
 
 
 def main() -> int:
@@ -26,8 +26,8 @@ def main() -> int:
         """Grouped-query attention in which queries are the last of the keys."""
         pe = dape.build(name, num_heads=4, head_dim=8, model_dim=32, train_length=16)
         q, k, v = torch.randn(2, 4, 5, 8, requires_grad=True), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
-        pe.embed(torch.randn(2, 9, 32), torch.arange(9))
-        dape.attention(q, k, v, pe, causal=causal, impl="reference").sum().backward()
+        features = pe.features(pe.embed(torch.randn(2, 9, 32), torch.arange(9)))
+        dape.attention(q, k, v, pe, causal=causal, features=features, impl="reference").sum().backward()
         pe.project_()
 
     def decode(name: str) -> None:
@@ -54,8 +54,8 @@ def main() -> int:
     except TypeCheckError as error:
         failed = [] if "AdditiveBias.logits" in str(error) else [str(error)]
     for name in names:
-        both = (lambda n: attend(n, True), lambda n: attend(n, False) if n not in CAUSAL_ONLY else None)
-        for call in (*both, decode, layer):
+        directions = (True, False) if dape.encodings()[name].bidirectional else (True,)
+        for call in (*(partial(attend, causal=causal) for causal in directions), decode, layer):
             try:
                 call(name)
             except Exception as error:

@@ -27,6 +27,6 @@ def frequencies(width: int, base: float, device: torch.device) -> Float[Tensor, 
     return base ** (-2 * channel / width)
 
 
-def angles(positions: Int[Tensor, "*s"], frequencies: Float[Tensor, "..."]) -> Float[Tensor, "*s c"]:
+def angles(positions: Int[Tensor, "*#s"], frequencies: Float[Tensor, "..."]) -> Float[Tensor, "*s c"]:
     """The angles of every position, in float64. ``frequencies`` broadcast against [*s, c]."""
     return positions.to(frequencies.device, torch.float64).unsqueeze(-1) * frequencies

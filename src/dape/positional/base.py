@@ -424,7 +424,7 @@ def require_count(what: str, value: Any) -> int:
     return count
 
 
-def require_positive(what: str, value: Any) -> float:
+def require_positive(what: str, value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"{what} must be a positive number, got {value!r}")
     return value

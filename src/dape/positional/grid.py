@@ -37,9 +37,9 @@ class Grid:
     q_document: Int[Tensor, "*b q"] | None = None
     k_document: Int[Tensor, "*b k"] | None = None
     draw: Draw | None = None
-    q_features: Float[Tensor, "*b q n"] | None = None
+    q_features: Float[Tensor, "b q n"] | None = None
     """Results of :meth:`PositionalEncoding.features` for the queries and for the keys."""
-    k_features: Float[Tensor, "*b k n"] | None = None
+    k_features: Float[Tensor, "b k n"] | None = None
 
     def __post_init__(self) -> None:
         hold_int64(self, "q_index", "k_index", "q_document", "k_document")
