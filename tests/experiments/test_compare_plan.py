@@ -64,8 +64,15 @@ def test_a_task_is_all_that_the_child_needs(plan):
 def test_a_run_that_has_begun_keeps_its_threads(plan):
     run = Run("rope", 0)
     replace(plan, threads=3).task(run)
+    (plan.folder(run) / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     plan.task(run)
     assert read_job(plan.folder(run)).run.threads == 3
+
+
+def test_a_run_that_has_only_been_planned_takes_the_new_threads(plan):
+    replace(plan, threads=3).task(Run("rope", 0))
+    plan.task(Run("rope", 0))
+    assert read_job(plan.folder(Run("rope", 0))).threads == 1
 
 
 def test_rows_are_collected_once(plan):

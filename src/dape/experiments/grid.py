@@ -119,7 +119,8 @@ class Experiment(ABC, Generic[R]):
         """Write the job of the run for its worker."""
         folder = self.folder(run)
         # A run that has begun keeps its number of threads: another one may change the last bits.
-        threads = plain_job(folder)["threads"] if (folder / JOB).is_file() else self.threads
+        begun = (folder / JOB).is_file() and self.last_metrics(run)
+        threads = plain_job(folder)["threads"] if begun else self.threads
         write_job(folder, self.job(run, threads))
         return Task(run.name, folder)
 
