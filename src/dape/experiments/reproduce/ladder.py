@@ -153,7 +153,7 @@ def as_markdown(ladder: Ladder) -> str:
     """Two tables: the measurements of every rung, and the registered tests."""
     rungs = [rung_cells(ladder, rung) for rung in ladder.rungs]
     tests = [finding_cells(each) for each in registered(ladder)]
-    return _table(RUNG_HEADS, 2, rungs) + "\n" + _table(TEST_HEADS, 6, tests)
+    return _table(RUNG_HEADS, 2, rungs) + "\n" + _table(TEST_HEADS, len(TEST_HEADS), tests)
 
 
 def _table(heads: Sequence[str], words: int, lines: Iterable[Sequence[str]]) -> str:
