@@ -368,6 +368,8 @@ def test_tab_reaches_the_controls_in_order(browser, page):
     browser.open(page)
     drawn(browser, FIRST)
     browser.frame()
+    # Since Chromium 150 Tab goes on from what was scrolled to, not from the beginning.
+    browser.run("document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')")
     browser.run(NOTE_FOCUS)
     wanted = ["To the results", "Comparison", "dark", "both", "rope", "all"]
     seen: list[str] = []
