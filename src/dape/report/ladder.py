@@ -45,7 +45,13 @@ def _draw(panel: Axes, ladder: Ladder, rung: Rung, ratio: int) -> None:
     panel.plot([rung.tokens] * len(values), [_percent(v) for v in values], ".", color=colour, alpha=0.45, markersize=4)
     if test is not None:
         panel.plot([rung.tokens] * 2, [_percent(test.low), _percent(test.high)], "-", color=colour, linewidth=1)
-    panel.plot(rung.tokens, _percent(mean), marker, color=colour, label=f"{rung.data}, {rung.size}")
+    panel.plot(
+        rung.tokens,
+        _percent(mean),
+        marker,
+        color=colour,
+        label=rung.data if rung.size == "-" else f"{rung.data}, {rung.size}",
+    )
 
 
 def _percent(nats: float) -> float:

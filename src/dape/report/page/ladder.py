@@ -59,7 +59,8 @@ def ladder_block(rows: Sequence[Row]) -> Block:
                 words=2,
                 notes=[
                     "Means over seeds, with their number. 1x: at the training length. The gap is f(B)'s perplexity "
-                    "over that of f(QK, B). The paper does not state the model's size and the number of seeds."
+                    "over that of f(QK, B). The paper does not state the model's size and the number of seeds; "
+                    "ours are reduced models that stand for the size named."
                 ],
             ),
         ],
