@@ -47,7 +47,7 @@ class Look:
             "linewidth": 1.8 if self.adapted else 1.4,
             "marker": self.marker,
             "markersize": 4.5,
-            "markerfacecolor": self.colour if self.adapted else "white",
+            "markerfacecolor": self.colour if self.adapted and self.stroke != LONG_DASHED else "white",
             "markeredgewidth": 1.1,
         }
 
