@@ -25,14 +25,22 @@ LEAST = 1 << 22
 
 def linear(layer: nn.Module, x: Float[Tensor, "*b m"]) -> Float[Tensor, "*b n"]:
     """``layer(x)``; the product is oneDNN's where that is faster and the layer is a plain ``nn.Linear``."""
-    if not serves() or not isinstance(layer, nn.Linear) or not is_plain(layer, nn.Linear):
+    # While torch.compile traces, nothing below may run: Dynamo warns of the cache of `serves`.
+    if (
+        torch.compiler.is_compiling()
+        or not serves()
+        or not isinstance(layer, nn.Linear)
+        or not is_plain(layer, nn.Linear)
+    ):
         return layer(x)
     return product(x, layer.weight, layer.bias)
 
 
 def product(x: Float[Tensor, "*b m"], weight: Float[Tensor, "n m"], bias: Float[Tensor, " n"] | None) -> Tensor:
     """``torch.nn.functional.linear``, by oneDNN where that is faster."""
-    if not (serves() and _large(x, weight) and _eager(x, weight) and kernels_mode() != "off"):
+    if torch.compiler.is_compiling() or not (
+        serves() and _large(x, weight) and _eager(x, weight) and kernels_mode() != "off"
+    ):
         return nn.functional.linear(x, weight, bias)
     return _Linear.apply(x, weight, bias)
 
@@ -53,7 +61,6 @@ def _eager(*tensors: Tensor) -> bool:
     """Whether these are plain float32 tensors on a CPU, and nothing traces or changes what PyTorch computes."""
     return (
         all(type(x) in (Tensor, nn.Parameter) and x.is_cpu and x.dtype == torch.float32 for x in tensors)
-        and not torch.compiler.is_compiling()
         and not torch._C._is_tracing()
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._len_torch_dispatch_stack()
