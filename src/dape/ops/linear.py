@@ -25,24 +25,21 @@ LEAST = 1 << 22
 
 def linear(layer: nn.Module, x: Float[Tensor, "*b m"]) -> Float[Tensor, "*b n"]:
     """``layer(x)``; the product is oneDNN's where that is faster and the layer is a plain ``nn.Linear``."""
-    # While torch.compile traces, nothing below may run: Dynamo warns of the cache of `serves`.
-    if (
-        torch.compiler.is_compiling()
-        or not serves()
-        or not isinstance(layer, nn.Linear)
-        or not is_plain(layer, nn.Linear)
-    ):
+    if not _asked() or not isinstance(layer, nn.Linear) or not is_plain(layer, nn.Linear):
         return layer(x)
     return product(x, layer.weight, layer.bias)
 
 
 def product(x: Float[Tensor, "*b m"], weight: Float[Tensor, "n m"], bias: Float[Tensor, " n"] | None) -> Tensor:
     """``torch.nn.functional.linear``, by oneDNN where that is faster."""
-    if torch.compiler.is_compiling() or not (
-        serves() and _large(x, weight) and _eager(x, weight) and kernels_mode() != "off"
-    ):
+    if not (_asked() and _large(x, weight) and _eager(x, weight) and kernels_mode() != "off"):
         return nn.functional.linear(x, weight, bias)
     return _Linear.apply(x, weight, bias)
+
+
+def _asked() -> bool:
+    """torch.compile must not trace ``serves``: Dynamo warns of its cache."""
+    return not torch.compiler.is_compiling() and serves()
 
 
 @functools.cache
