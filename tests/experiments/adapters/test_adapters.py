@@ -21,7 +21,7 @@ from dape.hf.hosts import scale_rotation  # noqa: E402
 from dape.hf.tune import Tuning  # noqa: E402
 from dape.report.study import comparison  # noqa: E402
 from dape.results.records import Row, read_rows  # noqa: E402
-from dape.tasks import answers as learn  # noqa: E402
+from dape.tasks import answers  # noqa: E402
 from dape.tasks.recall.sequences import Sequences  # noqa: E402
 
 TINY = StudyConfig(
@@ -241,7 +241,7 @@ def test_recall_lessons_are_for_answers_alone():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "Scorer", lambda model: model)
-        patch.setattr(learn, "answer_logits", logits)
+        patch.setattr(answers, "answer_logits", logits)
         for scratch in (True, False):
             learned = task.lessons(tuning, from_scratch=scratch)
             losses = [learned.batch(Model(), step).loss(0) for step in range(10)]
